@@ -1,0 +1,125 @@
+"""Everything nbtrain raises. One root; every refusal says what, where and how to mend it.
+
+All classes pickle, so that an error raised in a worker process arrives whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "AmbiguousReference",
+    "NbtrainError",
+    "NotFound",
+    "PlanRefused",
+    "Problem",
+    "Refused",
+    "RunEnded",
+    "StartChecksFailed",
+    "StoreError",
+    "Where",
+]
+
+
+class NbtrainError(Exception):
+    """Root of every error that nbtrain raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in a text: 1-based ``line`` and ``column``, or a 1-based ``row`` of a data set."""
+
+    line: int | None = None
+    column: int | None = None
+    row: int | None = None
+    source: str | None = None
+
+    def __str__(self) -> str:
+        parts = []
+        if self.source:
+            parts.append(self.source)
+        if self.row is not None:
+            parts.append(f"row {self.row}")
+        if self.line is not None:
+            place = f"line {self.line}"
+            if self.column is not None:
+                place += f", column {self.column}"
+            parts.append(place)
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: the field, what was found, what is allowed, where, and a hint.
+
+    ``message`` is a whole sentence that names the field; the other parts are there for
+    programs and for forms that show the refusal beside the field.
+    """
+
+    field: str
+    message: str
+    found: object = None
+    allowed: str | None = None
+    where: Where | None = None
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.allowed:
+            text += f"; allowed: {self.allowed}"
+        if self.where is not None and str(self.where):
+            text += f" ({self.where})"
+        if self.hint:
+            text += f". {self.hint}"
+        return text
+
+
+def _numbered(head: str, problems: Sequence[Problem]) -> str:
+    if len(problems) == 1:
+        return f"{head}: {problems[0]}"
+    lines = [f"{head}, {len(problems)} problems:"]
+    lines += [f"  {n}. {problem}" for n, problem in enumerate(problems, 1)]
+    return "\n".join(lines)
+
+
+class Refused(NbtrainError, ValueError):
+    """Something was refused before anything was spent; ``problems`` lists all of it at once."""
+
+    head = "refused"
+    status = 422
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        super().__init__(_numbered(self.head, self.problems))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)
+
+
+class PlanRefused(Refused):
+    """The plan cannot be trained: no run was created (status 422 over HTTP)."""
+
+    head = "the plan is refused"
+
+
+class StartChecksFailed(Refused):
+    """A start check failed in the job before its first update."""
+
+    head = "start checks failed"
+
+
+class NotFound(NbtrainError, LookupError):
+    """No run, checkpoint, workload or model goes by this name, id or prefix."""
+
+
+class AmbiguousReference(NotFound):
+    """An id prefix fits several things; give more digits."""
+
+
+class StoreError(NbtrainError, RuntimeError):
+    """The store cannot be used: newer than this version, not writable, or damaged."""
+
+
+class RunEnded(NbtrainError, RuntimeError):
+    """A run that was waited for ended FAILED or CANCELLED; the message holds the reason."""

@@ -1,0 +1,132 @@
+"""The resolved plan: everything a run trains under, each value with its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Origin = Literal["stated", "default", "computed", "inherited"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One option's value, where it came from, and a note where the value needs explaining."""
+
+    name: str
+    value: Any
+    origin: Origin
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRef:
+    """The workload a plan trains on: content hash, name, and how its tasks are split.
+
+    ``train_digest`` is the SHA-256 over the ids of the tasks that will train; it is hashed,
+    so moving a task between the sides makes another recipe.
+    """
+
+    workload_id: str
+    name: str | None
+    train_tasks: int
+    held_out_tasks: int
+    split: str
+    train_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModelRef:
+    """The base model: slug, where it comes from, and the fingerprint that checkpoints must match."""
+
+    slug: str
+    kind: Literal["embedded", "folder", "repository", "gguf"]
+    location: str
+    fingerprint: str
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParentRef:
+    """The checkpoint a run goes on from. ``step`` is the global step it was saved at."""
+
+    checkpoint_id: str
+    run_id: str
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPlan:
+    """What the run will really train under.
+
+    ``start_step`` is the restored global step (0 for a fresh run or ``load_weights_only``) and
+    ``total_steps`` the global step at which the run ends: ``start_step + num_steps``.
+    """
+
+    settings: Mapping[str, Setting]
+    workload: WorkloadRef
+    base_model: BaseModelRef
+    parent: ParentRef | None
+    display_name: str | None
+    start_step: int
+    total_steps: int
+    config_hash: str
+    admission: Literal["filtered", "as_graded"] = "filtered"
+    hints: tuple[str, ...] = field(default=())
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of the option ``name``. Raises ``KeyError`` for a name that is no option."""
+        return self.settings[name].value
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Origin of each option by name."""
+        return {name: setting.origin for name, setting in self.settings.items()}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Value of each option by name."""
+        return {name: setting.value for name, setting in self.settings.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """A strict-JSON mapping from which :meth:`from_json` rebuilds an equal plan."""
+        return {
+            "settings": {
+                s.name: {"value": s.value, "origin": s.origin}
+                | ({"note": s.note} if s.note else {})
+                for s in self.settings.values()
+            },
+            "workload": _fields(self.workload),
+            "base_model": _fields(self.base_model),
+            "parent": _fields(self.parent) if self.parent else None,
+            "display_name": self.display_name,
+            "start_step": self.start_step,
+            "total_steps": self.total_steps,
+            "config_hash": self.config_hash,
+            "admission": self.admission,
+            "hints": list(self.hints),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ResolvedPlan:
+        """The plan that :meth:`to_json` wrote."""
+        return cls(
+            settings={
+                name: Setting(name, s["value"], s["origin"], s.get("note"))
+                for name, s in data["settings"].items()
+            },
+            workload=WorkloadRef(**data["workload"]),
+            base_model=BaseModelRef(**data["base_model"]),
+            parent=ParentRef(**data["parent"]) if data["parent"] else None,
+            display_name=data["display_name"],
+            start_step=data["start_step"],
+            total_steps=data["total_steps"],
+            config_hash=data["config_hash"],
+            admission=data["admission"],
+            hints=tuple(data["hints"]),
+        )
+
+
+def _fields(ref: WorkloadRef | BaseModelRef | ParentRef) -> dict[str, Any]:
+    return {name: getattr(ref, name) for name in ref.__slots__}

@@ -1,0 +1,147 @@
+"""The words of a rollout: sampling requests, trajectories, groups and how they end.
+
+Plain data: no torch here, so that admission, the ledger and their tests stay pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class TerminationReason(StrEnum):
+    """Why a trajectory ended."""
+
+    ENV_DONE = "ENV_DONE"
+    """Finished by itself: graded, or gradable."""
+    TRUNCATION = "TRUNCATION"
+    """The last reply hit its per-turn token limit, or the context is full."""
+    LIMIT_REACHED = "LIMIT_REACHED"
+    """The trajectory's own token limit."""
+    MAX_TURNS = "MAX_TURNS"
+    """The turn limit."""
+    TIMEOUT = "TIMEOUT"
+    """The trajectory's time limit, grading included."""
+    ERROR = "ERROR"
+    """Execution, environment or grading failed, or no grade came."""
+    STALE = "STALE"
+    """Cancelled or discarded because its policy was too old."""
+    CANCELLED = "CANCELLED"
+    """Stopped with its run."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One reply to sample.
+
+    Requests with equal ``prompt_ids`` submitted together share one prefill. ``stream`` keys the
+    reply's own random stream: one uniform per token, so the sampled ids depend on the stream and
+    the policy alone, never on what else is being decoded. ``temperature`` 0 is greedy;
+    ``top_p`` 1 and ``top_k`` -1 cut nothing.
+    """
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    stream: tuple[int, ...]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+class Finish(StrEnum):
+    """Why sampling of a reply stopped."""
+
+    STOP = "stop"
+    """An end id was sampled; it is the last of ``token_ids``."""
+    LENGTH = "length"
+    """``max_new_tokens`` were sampled without an end id."""
+    CANCELLED = "cancelled"
+    """Cancelled; ``token_ids`` holds what there was."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """A sampled reply.
+
+    ``token_ids``, ``logprobs`` and ``versions`` are equally long. A log-prob is that of the
+    sampled id under the full softmax at the request's temperature (at 1 for greedy), before any
+    top-p or top-k cut, in fp32. A version is the policy version that sampled the token.
+    """
+
+    request_id: int
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish: Finish
+
+
+class Sampler(Protocol):
+    """Turns requests into replies. Knows token ids only: no tasks, rewards or groups."""
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Queue requests; they are admitted as slots and memory allow."""
+        ...
+
+    def step(self) -> list[Sample]:
+        """Decode one token for every admitted request and return those that finished."""
+        ...
+
+    def cancel(self, request_ids: Iterable[int]) -> list[Sample]:
+        """Stop these requests, queued or running, and return what they had sampled."""
+        ...
+
+    def new_policy(self, version: int) -> None:
+        """The weights have changed: tokens from now on carry ``version``."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """Requests queued or running."""
+        ...
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One attempt at a task.
+
+    ``reward`` is the recorded reward and never changes after grading; ``None`` means ungraded.
+    ``terms`` holds each reward term's unweighted score by name.
+    """
+
+    trajectory_id: int
+    group_id: int
+    sample: int
+    prompt_ids: tuple[int, ...]
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    reason: TerminationReason
+    completion: str = ""
+    reward: float | None = None
+    terms: dict[str, float | None] = field(default_factory=dict)
+    error: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Group:
+    """The trajectories sampled for one task under one budget."""
+
+    group_id: int
+    task_index: int
+    task_id: str
+    epoch: int
+    trajectories: list[Trajectory] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """A task as the rollout sees it: its id, its prompt as token ids, and what rewards read."""
+
+    task_id: str
+    prompt_ids: tuple[int, ...]
+    prompt: Any
+    columns: dict[str, Any]

@@ -1,0 +1,21 @@
+"""Fixtures every test file shares: an own home folder, no network, one torch thread."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh NBTRAIN_HOME; nothing of the user's own is read or written."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("NBTRAIN_HOME", str(folder))
+    monkeypatch.delenv("NBTRAIN_STORE_URL", raising=False)
+    return folder
