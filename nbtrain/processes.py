@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -78,7 +79,7 @@ class _Stat:
 
 @cache
 def boot_id() -> str:
-    """This boot of this machine, and the pid namespace pids are counted in.
+    """The boot of this machine, and the pid namespace that its pids are counted in.
 
     Two containers on one machine share a boot but not their pids, hence the namespace.
     """
@@ -141,9 +142,10 @@ def process_identity(pid: int | None = None) -> Identity | None:
 
 
 def is_alive(identity: Identity) -> bool:
-    """Whether that very process runs on this machine: a reused pid, another boot and a zombie do not.
+    """Whether that very process runs on this machine.
 
-    An orphan may stay a zombie for ever where pid 1 does not reap, hence the last one.
+    A later process with the same pid is not it, nor is one of another boot. A zombie is dead: an
+    orphan may stay one for ever where pid 1 does not reap.
     """
     if identity.boot_id != boot_id():
         return False
@@ -239,16 +241,19 @@ def become_subreaper() -> bool:
 
 def descendants(pid: int | None = None) -> list[Identity]:
     """Live descendants of ``pid`` (default: this process), parents before their children."""
-    root = os.getpid() if pid is None else pid
+    return _below([os.getpid() if pid is None else pid])
+
+
+def _below(roots: Iterable[int]) -> list[Identity]:
     children: dict[int, list[_Stat]] = {}
-    for each in _pids():
-        stat = _stat(each)
+    for pid in _pids():
+        stat = _stat(pid)
         if stat is not None:
             children.setdefault(stat.parent, []).append(stat)
     found: list[Identity] = []
-    queue = [root]
+    queue = deque(roots)
     while queue:
-        for stat in children.pop(queue.pop(0), []):
+        for stat in children.pop(queue.popleft(), []):
             queue.append(stat.pid)
             if stat.state not in _DEAD_STATES:
                 found.append(Identity(stat.pid, stat.start_time, boot_id()))
@@ -276,9 +281,10 @@ def _mark_of(pid: int) -> str | None:
         import psutil
 
         try:
-            return psutil.Process(pid).environ().get(MARK)
+            value: str | None = psutil.Process(pid).environ().get(MARK)
         except (psutil.Error, OSError):
             return None
+        return value
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -299,51 +305,60 @@ def stop_tree(
     on_poll: Callable[[], None] | None = None,
     sweep_seconds: float = 3.0,
 ) -> list[Identity]:
-    """Stop ``roots`` and all their descendants: SIGTERM, ``grace`` seconds, SIGKILL until none is left.
+    """Stop ``roots`` and all their descendants: SIGTERM, ``grace`` seconds, then SIGKILL.
 
-    With ``mark``, processes that carry it belong to the tree too; pids in ``spare`` (and this
-    process) do not. ``on_poll`` runs every 0.05 s: a caller reaps its children there. Descendants
-    of this process that outlive their own parent are only found when it is a subreaper, or marked.
-    Returns what is still alive after ``sweep_seconds`` of killing: normally nothing.
+    The killing is repeated until nothing is left, for at most ``sweep_seconds``; returns what is
+    still alive then: normally nothing. With ``mark``, processes that carry it belong to the tree
+    too; pids in ``spare`` do not, nor does this process, which may be a root: a subreaper finds
+    everything below it. ``on_poll`` runs every 0.05 s; a caller reaps its children there.
     """
-    known = dict.fromkeys(roots)
-    spared = {*spare, os.getpid()}
+    tree = _Tree(roots, mark, spare)
+    _signal_all(tree.look(), signal.SIGTERM)
+    if tree.wait(grace, on_poll):
+        return []
+    end = time.monotonic() + sweep_seconds
+    while time.monotonic() < end:
+        # Again and again: a process may have been born between the look and the kill.
+        _signal_all(tree.look(), signal.SIGKILL)
+        if tree.wait(0.2, on_poll):
+            return []
+    return tree.look()
 
-    def members() -> list[Identity]:
-        for root in list(known):
-            # A dead root's pid may belong to someone else by now.
-            if is_alive(root):
-                known.update(dict.fromkeys(descendants(root.pid)))
-        if mark is not None:
-            known.update(dict.fromkeys(marked(mark)))
-        return [one for one in known if one.pid not in spared and is_alive(one)]
 
-    def wait(seconds: float) -> bool:
+class _Tree:
+    """The members of a tree, remembered: an orphan no longer shows whose descendant it was."""
+
+    def __init__(self, roots: Iterable[Identity], mark: str | None, spare: Collection[int]) -> None:
+        self._known = dict.fromkeys(roots)
+        self._mark = mark
+        self._spare = {*spare, os.getpid()}
+
+    def look(self) -> list[Identity]:
+        """Live members, new ones included: one walk over all processes."""
+        # A dead member's pid may belong to someone else by now.
+        self._known.update(dict.fromkeys(_below(one.pid for one in self._known if is_alive(one))))
+        if self._mark is not None:
+            self._known.update(dict.fromkeys(marked(self._mark)))
+        return self._alive()
+
+    def _alive(self) -> list[Identity]:
+        return [one for one in self._known if one.pid not in self._spare and is_alive(one)]
+
+    def wait(self, seconds: float, on_poll: Callable[[], None] | None) -> bool:
+        """Whether nothing was left of the tree within ``seconds``."""
         end = time.monotonic() + seconds
         while True:
             if on_poll is not None:
                 on_poll()
-            if not members():
+            if not self._alive() and not self.look():
                 return True
             if time.monotonic() >= end:
                 return False
             time.sleep(0.05)
 
-    for one in members():
-        _signal(one, signal.SIGTERM)
-    if wait(grace):
-        return []
-    end = time.monotonic() + sweep_seconds
-    while time.monotonic() < end:
-        # Again and again: a process may have been born between the look and the kill.
-        for one in members():
-            _signal(one, signal.SIGKILL)
-        if wait(0.2):
-            return []
-    return members()
 
-
-def _signal(identity: Identity, signum: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if is_alive(identity):
-            os.kill(identity.pid, signum)
+def _signal_all(members: Iterable[Identity], signum: signal.Signals) -> None:
+    for one in members:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if is_alive(one):
+                os.kill(one.pid, signum)
