@@ -30,7 +30,10 @@ class WorkloadInfo(Protocol):
         ...
 
     def split(self, *, validation: bool) -> SplitInfo:
-        """How its tasks divide; without validation nothing is split off (stated held-out stays out)."""
+        """How its tasks divide.
+
+        Without validation nothing is split off; stated held-out tasks stay out either way.
+        """
         ...
 
 
@@ -38,26 +41,49 @@ class SplitInfo(Protocol):
     """Sizes of the two sides, a sentence on how they came about, and the train side's digest."""
 
     @property
-    def train(self) -> int: ...
+    def train(self) -> int:
+        """Number of tasks that train."""
+        ...
+
     @property
-    def held_out(self) -> int: ...
+    def held_out(self) -> int:
+        """Number of tasks that are held out."""
+        ...
+
     @property
-    def description(self) -> str: ...
+    def description(self) -> str:
+        """One sentence on how the split came about."""
+        ...
+
     @property
-    def train_digest(self) -> str: ...
+    def train_digest(self) -> str:
+        """SHA-256 over the ids of the tasks that train."""
+        ...
 
 
 class BaseModelInfo(Protocol):
     """A base model as the plan sees it, read from file headers alone."""
 
     @property
-    def slug(self) -> str: ...
+    def slug(self) -> str:
+        """The name that plans use."""
+        ...
+
     @property
-    def kind(self) -> Literal["embedded", "folder", "repository", "gguf"]: ...
+    def kind(self) -> Literal["embedded", "folder", "repository", "gguf"]:
+        """Where the weights come from."""
+        ...
+
     @property
-    def location(self) -> str: ...
+    def location(self) -> str:
+        """Path or repository of the weights."""
+        ...
+
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """SHA-256 that a checkpoint of this model must match."""
+        ...
+
     @property
     def max_context(self) -> int:
         """Largest number of tokens of prompt and reply together."""
@@ -69,30 +95,59 @@ class BaseModelInfo(Protocol):
         ...
 
     @property
-    def parameters(self) -> int | None: ...
+    def parameters(self) -> int | None:
+        """Number of weights, where the header tells it."""
+        ...
 
 
 class CheckpointInfo(Protocol):
     """A committed checkpoint as the plan sees it."""
 
     @property
-    def checkpoint_id(self) -> str: ...
+    def checkpoint_id(self) -> str:
+        """64 hex digits."""
+        ...
+
     @property
-    def run_id(self) -> str: ...
+    def run_id(self) -> str:
+        """The run that saved it."""
+        ...
+
     @property
-    def step_index(self) -> int: ...
+    def step_index(self) -> int:
+        """Global step it was saved at."""
+        ...
+
     @property
-    def base_model_slug(self) -> str: ...
+    def base_model_slug(self) -> str:
+        """Slug of the model its adapter belongs to."""
+        ...
+
     @property
-    def base_fingerprint(self) -> str: ...
+    def base_fingerprint(self) -> str:
+        """Fingerprint of that model when the run began."""
+        ...
+
     @property
-    def workload_id(self) -> str: ...
+    def workload_id(self) -> str:
+        """The workload its run trained on."""
+        ...
+
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """Folder of the checkpoint."""
+        ...
+
     @property
-    def has_weights(self) -> bool: ...
+    def has_weights(self) -> bool:
+        """Whether it holds an adapter."""
+        ...
+
     @property
-    def has_training_state(self) -> bool: ...
+    def has_training_state(self) -> bool:
+        """Whether it holds optimizer, schedule, RNG and data position."""
+        ...
+
     @property
     def resolved(self) -> Mapping[str, Any]:
         """The parent run's resolved plan, as ``ResolvedPlan.to_json`` wrote it."""
@@ -102,9 +157,18 @@ class CheckpointInfo(Protocol):
 class Registry(Protocol):
     """Everything a plan can name. References are names, ids, unambiguous id prefixes or objects."""
 
-    def workload(self, ref: object) -> WorkloadInfo: ...
-    def base_model(self, ref: object) -> BaseModelInfo: ...
-    def checkpoint(self, ref: object) -> CheckpointInfo: ...
+    def workload(self, ref: object) -> WorkloadInfo:
+        """The workload of this name, id, id prefix or object."""
+        ...
+
+    def base_model(self, ref: object) -> BaseModelInfo:
+        """The base model of this slug, repository, folder or object."""
+        ...
+
+    def checkpoint(self, ref: object) -> CheckpointInfo:
+        """The committed checkpoint of this id, id prefix or object."""
+        ...
+
     def base_models(self) -> list[BaseModelInfo]:
         """The models offered by ``list_options``: the embedded one and the selected ones."""
         ...

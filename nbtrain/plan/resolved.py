@@ -37,7 +37,7 @@ class WorkloadRef:
 
 @dataclass(frozen=True, slots=True)
 class BaseModelRef:
-    """The base model: slug, where it comes from, and the fingerprint that checkpoints must match."""
+    """The base model: its slug, its source, and the fingerprint that checkpoints must match."""
 
     slug: str
     kind: Literal["embedded", "folder", "repository", "gguf"]

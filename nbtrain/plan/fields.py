@@ -1,0 +1,226 @@
+"""One option: its type, bounds, default and promises, and how a given value is checked."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nbtrain.errors import Problem, Where
+from nbtrain.plan.registry import BaseModelInfo
+
+Type = Literal["integer", "number", "boolean", "text"]
+Mode = Literal["training", "evaluation"]
+Group = Literal[
+    "optimization", "filters", "trajectories", "sampling", "validation", "adapter", "run", "budgets"
+]
+Hashed = Literal["always", "never", "with staleness"]
+Compute = Callable[[Mapping[str, Any], "BaseModelInfo | None"], Any]
+
+_NEEDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "text": "text",
+}
+_NO_WORDS = {"no", "off", "n", "false", ""}
+_YES_WORDS = {"yes", "on", "y", "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One run option: everything that forms, completion, validation, listing and hash need.
+
+    ``compute`` gives the default from the options before it in the table and the base model;
+    ``computed`` says how in words. An option without ``compute`` has the fixed ``default``.
+    ``nullable`` means that null is a value of its own, not a way to leave the option out.
+    ``built`` is false where only the default is accepted so far; ``built_values`` lists what is
+    accepted where some values work and others do not yet. ``hashed`` says whether the value is
+    part of the config hash: it is where it changes the trained weights.
+    """
+
+    name: str
+    type: Type
+    help: str
+    group: Group
+    default: Any = None
+    compute: Compute | None = None
+    computed: str = ""
+    note: str | None = None
+    """Shown in the resolved plan beside every computed value."""
+    min: int | float | None = None
+    max: int | float | None = None
+    within_context: bool = False
+    """The upper bound is the base model's context, where that is lower than ``max``."""
+    choices: tuple[str, ...] | None = None
+    later_choices: tuple[str, ...] = ()
+    """Choices that are known by name and refused as not built yet."""
+    nullable: bool = False
+    modes: tuple[Mode, ...] = ("training",)
+    evaluation_default: str = ""
+    """How an evaluation computes the default, where that differs from training."""
+    hashed: Hashed = "always"
+    built: bool = True
+    built_values: tuple[Any, ...] | None = None
+    inherited: bool = True
+    """Taken over from a parent checkpoint's plan when not stated."""
+    origin: Literal["seed", "extension"] = "seed"
+    complaint: Callable[[Any], str | None] | None = None
+    """A rule beyond type and bounds: returns what is allowed when the value breaks it."""
+    hint: str | None = None
+
+    def upper(self, model: BaseModelInfo | None) -> int | float | None:
+        """The upper bound for a base model, or the general one for ``None``."""
+        if self.within_context and model is not None:
+            return model.max_context if self.max is None else min(self.max, model.max_context)
+        return self.max
+
+    def allowed(self, model: BaseModelInfo | None = None) -> str:
+        """What may be stated, in words: ``1 to 100,000``, ``gspo or grpo``, ``true or false``."""
+        if self.choices:
+            text = " or ".join(self.choices)
+        elif self.min is not None or self.max is not None:
+            text = span(self.min, self.upper(model))
+        else:
+            text = _NEEDS[self.type]
+        return f"{text}, or null" if self.nullable or self.compute else text
+
+
+def span(low: float | None, high: float | None) -> str:
+    """A range in words."""
+    if low is None:
+        return f"at most {show(high)}"
+    if high is None:
+        return f"at least {show(low)}"
+    return f"{show(low)} to {show(high)}"
+
+
+def show(value: Any) -> str:
+    """A value as a person writes it in a plan: ``null``, ``true``, ``1,024``, ``1e-4``."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 10**12 else "a whole number of many digits"
+    if isinstance(value, float):
+        return re.sub(r"e([-+])0(\d)", r"e\1\2", repr(value)).replace(".0e", "e")
+    return str(value)
+
+
+def describe(value: object) -> str:
+    """What was found, in a few words that fit a sentence."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool | int | float):
+        return show(value)
+    if isinstance(value, str):
+        shown = value if len(value) <= 60 else value[:57] + "..."
+        return f'the text "{shown}"'
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple | set):
+        return "a list"
+    return f"an object of type {type(value).__name__}"
+
+
+def plain(value: object) -> object:
+    """``value`` if programs can carry it around in a refusal, else a description of it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return describe(value)
+
+
+def as_python(value: Any) -> Any:
+    """A Python scalar for a NumPy or tensor scalar of a notebook; anything else as it is."""
+    if hasattr(value, "item") and hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value
+
+
+def check(
+    option: Option, value: Any, *, model: BaseModelInfo | None = None, where: Where | None = None
+) -> tuple[Any, Problem | None]:
+    """The value as the plan keeps it, or the problem with it (then the value is ``None``).
+
+    Strict: booleans are booleans, whole numbers are whole (``8.0`` is 8; ``8.5``, ``true`` and
+    ``"8"`` are refused), numbers are finite. Null passes where the option takes it.
+    """
+    value = as_python(value)
+
+    def refuse(message: str, hint: str | None) -> tuple[None, Problem]:
+        found = plain(value)
+        return None, Problem(
+            option.name, f"{option.name} {message}", found, option.allowed(model), where, hint
+        )
+
+    if value is None:
+        if option.nullable or option.compute:
+            return None, None
+        return refuse(
+            f"needs {_NEEDS[option.type]}, found null",
+            f"Leave it out for the default, {show(option.default)}",
+        )
+    typed, fits = _typed(option.type, value)
+    if not fits:
+        needed = f"needs {_NEEDS[option.type]}, found {describe(value)}"
+        return refuse(needed, option.hint or _type_hint(option.type, value))
+    if option.choices and typed not in option.choices:
+        if typed in option.later_choices:
+            return refuse(f"{typed} is not built yet", None)
+        return refuse(f"has no choice {typed!r}", _case_hint(typed, option.choices))
+    high = option.upper(model)
+    if (option.min is not None and typed < option.min) or (high is not None and typed > high):
+        bound = " (the context of the base model)" if high != option.max and typed > high else ""
+        return refuse(f"is out of bounds: found {describe(value)}{bound}", option.hint)
+    if option.complaint and (broken := option.complaint(typed)):
+        return refuse(f"{broken}, found {describe(value)}", option.hint)
+    return float(typed) if option.type == "number" else typed, None
+
+
+def _typed(kind: Type, value: Any) -> tuple[Any, bool]:
+    if kind == "boolean":
+        return value, isinstance(value, bool)
+    if kind == "text":
+        return value, isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None, False
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None, False
+        if kind == "integer":
+            return int(value), value.is_integer()
+    # whole numbers stay as they are until the bounds are checked: float() of a huge one overflows
+    return value, True
+
+
+def _type_hint(kind: Type, value: Any) -> str | None:
+    if isinstance(value, str):
+        word = value.strip()
+        if kind == "boolean":
+            if word.lower() in _NO_WORDS | _YES_WORDS:
+                meant = "true" if word.lower() in _YES_WORDS else "false"
+                return f"Write {meant}, without quotes"
+            return None
+        if kind == "text":
+            return None
+        try:
+            number = float(word.replace("_", ""))
+        except ValueError:
+            return None
+        if not math.isfinite(number):
+            return "Write a finite number"
+        short = word.replace("_", "")
+        return f"Write {short}, without quotes" + (" and underscores" if "_" in word else "")
+    if kind == "boolean" and isinstance(value, int | float) and value in (0, 1):
+        return f"Write {'true' if value else 'false'}"
+    if kind == "text" and isinstance(value, bool | int | float):
+        return "Put it in quotes"
+    return None
+
+
+def _case_hint(word: Any, choices: tuple[str, ...]) -> str | None:
+    near = [c for c in choices if c == str(word).strip().lower()]
+    return f"Write {near[0]}" if near else None
