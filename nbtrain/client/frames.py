@@ -1,0 +1,66 @@
+"""DataFrames from rows: missing numbers are NaN, times are UTC timestamps, columns keep order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["frame"]
+
+# Numbers that may be missing. Stated once, so that a column that happens to hold only None is
+# still a float column and plots, sorts and compares like its full self.
+_FLOATS = frozenset(
+    (
+        "avg_reward",
+        "used_reward",
+        "loss",
+        "learning_rate",
+        "held_out_reward",
+        "reward",
+        "advantage",
+        "reward_mean",
+        "reward_std",
+        "seconds",
+    )
+)
+_TIMES = frozenset(("created_at", "started_at", "ended_at", "at"))
+
+
+def frame(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Iterable[str] | None = None,
+    *,
+    left_off: int = 0,
+) -> pd.DataFrame:
+    """A frame with one row per mapping; ``columns`` fixes names and order, also of an empty one.
+
+    ``left_off`` is how many rows exist that the frame does not hold; it lands in
+    ``attrs["left_off"]``.
+    """
+    import pandas as pd
+
+    names = list(columns) if columns is not None else _names(rows)
+    table = pd.DataFrame({name: _column(name, rows) for name in names}, columns=pd.Index(names))
+    table.attrs["left_off"] = left_off
+    return table
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    return list(names)
+
+
+def _column(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    import pandas as pd
+
+    values = [row.get(name) for row in rows]
+    if name in _FLOATS:
+        return pd.Series(values, dtype="float64")
+    if name in _TIMES:
+        return pd.to_datetime(pd.Series(values, dtype="float64"), unit="s", utc=True)
+    return pd.Series(values, dtype=None if values else "object")

@@ -1,0 +1,188 @@
+"""The things that listings hold, with the attribute names that the seeds' snippets print."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+from nbtrain.client.refusals import refuse
+
+__all__ = [
+    "Checkpoint",
+    "HeldOutPoint",
+    "Progress",
+    "RewardPoint",
+    "StepSummary",
+    "TrajectoryItem",
+]
+
+
+class _Row:
+    """Records are dataclasses; as a row they are their public fields, ``hidden`` ones left out."""
+
+    hidden: ClassVar[frozenset[str]] = frozenset()
+
+    def to_row(self) -> dict[str, Any]:
+        """The record as one row of a table."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)  # type: ignore[arg-type]
+            if f.name not in self.hidden and not f.name.startswith("_")
+        }
+
+
+@dataclass(frozen=True)
+class Progress(_Row):
+    """How far a run is. Steps are global: they count on from a parent's step."""
+
+    completed_steps: int
+    total_steps: int
+    attempted_trajectories: int
+    graded_trajectories: int
+    start_step: int = 0
+    updates_applied: int = 0
+    saved_step: int | None = None
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class RewardPoint(_Row):
+    """The mean recorded reward of a step's graded trajectories, and that of those trained on."""
+
+    step: int
+    avg_reward: float | None
+    used_reward: float | None = None
+
+
+@dataclass(frozen=True)
+class HeldOutPoint(_Row):
+    """One validation round. Compare only rounds with ``round_completed``."""
+
+    step: int
+    held_out_reward: float | None
+    round_completed: bool
+    completed_samples: int
+    expected_samples: int
+    policy_version: int | None = None
+
+
+@dataclass(frozen=True)
+class StepSummary(_Row):
+    """The ledger of one step: completed groups are the used, no-signal, filtered, too small,
+    discarded and pending ones.
+    """
+
+    step: int
+    avg_reward: float | None
+    used_reward: float | None
+    completed_groups: int
+    used_groups: int
+    no_signal_groups: int
+    filtered_groups: int
+    too_small_groups: int
+    discarded_groups: int
+    pending_groups: int
+    started_groups: int
+    in_flight_groups: int
+    cancelled_groups: int
+    update_applied: bool
+    skip_reason: str | None
+    settled: bool
+
+
+@dataclass(frozen=True)
+class Checkpoint(_Row):
+    """A committed save of a run. Passes wherever a checkpoint is asked for.
+
+    ``held_out_reward`` and ``round_completed`` are those of the validation round at its step
+    (``None`` and false when there was none).
+    """
+
+    checkpoint_id: str
+    step_index: int
+    base_model_slug: str
+    held_out_reward: float | None
+    round_completed: bool
+    kind: str
+    reason: str
+    size_bytes: int
+    created_at: float
+    run_id: str
+    path: str
+    has_weights: bool = True
+    has_training_state: bool = True
+    pinned: bool = False
+
+    hidden: ClassVar[frozenset[str]] = frozenset(("has_weights", "has_training_state", "path"))
+
+    @property
+    def training_run_id(self) -> str:
+        """The run that saved it."""
+        return self.run_id
+
+    def generate(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused by name: trying a checkpoint comes later."""
+        refuse("Checkpoint.generate")
+
+    def __repr__(self) -> str:
+        reward = "–" if self.held_out_reward is None else f"{self.held_out_reward:.3f}"
+        partial = "" if self.round_completed or self.held_out_reward is None else " (not complete)"
+        return (
+            f"<Checkpoint {self.checkpoint_id[:12]} step {self.step_index} of run "
+            f"{self.run_id[:12]}, held-out {reward}{partial}, {self.kind}>"
+        )
+
+
+class TrajectoryItem:
+    """One attempt at a task. Its texts are read when first asked for, a page at a time."""
+
+    def __init__(self, row: Mapping[str, Any], texts: Callable[[], Mapping[str, Any]]) -> None:
+        self._row = dict(row)
+        self._texts = texts
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_row":
+            raise AttributeError(name)
+        try:
+            return self._row[name]
+        except KeyError:
+            msg = f"a trajectory has no {name!r}; it has {', '.join(self._row)}"
+            raise AttributeError(msg) from None
+
+    @property
+    def prompt(self) -> Any:
+        """The prompt: chat messages or text."""
+        return self._texts().get("prompt")
+
+    @property
+    def completion(self) -> Any:
+        """What the model wrote."""
+        return self._texts().get("completion")
+
+    @property
+    def terms(self) -> dict[str, float | None]:
+        """Each reward term's unweighted score by name."""
+        return dict(self._texts().get("terms") or {})
+
+    @property
+    def traceback(self) -> str | None:
+        """The whole traceback of a reward that failed; ``error`` is its first line."""
+        told = self._texts().get("error")
+        return None if told is None else str(told)
+
+    def to_row(self) -> dict[str, Any]:
+        """The row without its texts."""
+        return dict(self._row)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._row})
+
+    def __repr__(self) -> str:
+        reward = self._row.get("reward")
+        told = "ungraded" if reward is None else f"reward {reward:.3f}"
+        return (
+            f"<Trajectory {self._row.get('trajectory_id')} step {self._row.get('step')} "
+            f"{self._row.get('status')}, {told}>"
+        )

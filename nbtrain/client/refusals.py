@@ -1,0 +1,32 @@
+"""Refusals and interruptions that the client raises itself."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from nbtrain.errors import Problem, Refused
+
+__all__ = ["Detached", "NoWeightChanged", "NotBuiltYet", "refuse"]
+
+
+class NotBuiltYet(Refused):
+    """The thing asked for has a name and a place, but this version does not have it."""
+
+    head = "not built yet"
+
+
+class Detached(KeyboardInterrupt):
+    """Waiting was interrupted. The run goes on; the message says how to cancel it."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class NoWeightChanged(UserWarning):
+    """A run succeeded without a single optimizer update."""
+
+
+def refuse(what: str, hint: str | None = None) -> NoReturn:
+    """Refuse ``what`` (e.g. ``"Run.pause"``) by name. Raises :class:`NotBuiltYet`."""
+    problem = Problem(field=what, message=f"{what} is not built yet in this version", hint=hint)
+    raise NotBuiltYet([problem])
