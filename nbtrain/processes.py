@@ -39,6 +39,7 @@ __all__ = [
     "marked",
     "peak_memory",
     "process_identity",
+    "reap_orphans",
     "stop_tree",
 ]
 
@@ -260,6 +261,19 @@ def _below(roots: Iterable[int]) -> list[Identity]:
     return found
 
 
+def reap_orphans(spare: Collection[int] = ()) -> None:
+    """Reap dead processes that this subreaper inherited; children in ``spare`` belong to others.
+
+    Named one by one: waiting for any child would take away the exit codes of our own.
+    """
+    for pid in _pids():
+        stat = _stat(pid)
+        mine = stat is not None and stat.parent == os.getpid() and stat.state in _DEAD_STATES
+        if mine and pid not in spare:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
 def marked(mark: str) -> list[Identity]:
     """Live processes of this user whose environment holds ``NBTRAIN_JOB=<mark>``, but this one.
 
@@ -351,6 +365,8 @@ class _Tree:
             if on_poll is not None:
                 on_poll()
             if not self._alive() and not self.look():
+                if on_poll is not None:
+                    on_poll()  # reap the last ones
                 return True
             if time.monotonic() >= end:
                 return False

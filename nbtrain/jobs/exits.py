@@ -1,0 +1,140 @@
+"""Why a process of a job ended, in a sentence that a person can act on."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["Exit", "Outcome", "explain", "last_exception", "last_lines", "read_outcome", "verdict"]
+
+_TAIL_BYTES = 64 * 1024
+_LINE_CHARS = 400
+_LINES = 10
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+_TRACEBACK = "Traceback (most recent call last):"
+
+Result = Literal["completed", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a child process ended.
+
+    ``code`` is its exit code, or minus the signal that killed it. ``peak_bytes`` is the largest
+    resident size seen, of the process or of one of its own children.
+    """
+
+    code: int
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run comes to: ``ended`` says why it ended early, ``failure`` why it failed."""
+
+    result: Result
+    ended: str | None = None
+    failure: str | None = None
+
+
+def read_outcome(path: Path) -> Outcome | None:
+    """The outcome that a rank left in ``path``; None when there is none that can be read."""
+    try:
+        data: Any = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(data, Mapping) or data.get("result") not in Result.__args__:  # type: ignore[attr-defined]
+        return None
+    return Outcome(data["result"], data.get("ended"), data.get("failure"))
+
+
+def verdict(
+    exit: Exit, outcome: Outcome | None, *, what: str, log: Path, stopped: bool, cancelled: bool
+) -> Outcome:
+    """What the run comes to when its rank has exited.
+
+    The rank's own word counts, even when it crashed later, while its interpreter closed down.
+    After the host stopped it (``stopped``), whatever it says but "completed" is the host's doing:
+    cancelled. ``cancelled`` is whether somebody had asked for that.
+    """
+    if outcome is not None and (outcome.result != "failed" or not stopped):
+        if outcome.result == "failed" and not outcome.failure:
+            return Outcome("failed", outcome.ended, explain(exit, what=what, log=log))
+        return outcome
+    if stopped:
+        return Outcome("cancelled", f"cancelled; {what} did not stop by itself and was stopped")
+    if cancelled and exit.code in (0, -signal.SIGTERM):
+        return Outcome("cancelled", "cancelled")
+    return Outcome("failed", None, explain(exit, what=what, log=log))
+
+
+def explain(exit: Exit, *, what: str, log: Path) -> str:
+    """``what`` ended how, with the last exception or the last lines of its log."""
+    sentence = f"{what} {_how(exit)}"
+    exception = last_exception(log)
+    if exception is not None and exit.code >= 0:
+        return f"{sentence}: {exception}\n(the whole log: {log})"
+    lines = last_lines(log)
+    if not lines:
+        return f"{sentence}; its log is empty ({log})"
+    shown = "\n".join(f"  {line}" for line in lines)
+    return f"{sentence}; last lines of {log}:\n{shown}"
+
+
+def _how(exit: Exit) -> str:
+    if exit.code == 0:
+        return "exited with code 0 without saying what came of it"
+    if exit.code > 0:
+        return f"exited with code {exit.code}"
+    try:
+        name = signal.Signals(-exit.code).name
+    except ValueError:
+        name = "unknown"
+    text = f"was killed by signal {-exit.code} ({name})"
+    if exit.code == -signal.SIGKILL:
+        text += ", likely out of memory"
+        if exit.peak_bytes is not None:
+            text += f"; peak memory {exit.peak_bytes / 2**20:.0f} MiB"
+    return text
+
+
+def last_lines(log: Path, count: int = _LINES) -> list[str]:
+    """The last non-empty lines of ``log``, long ones cut, control characters removed."""
+    lines = [_ESCAPES.sub("", line).rstrip() for line in _tail(log).splitlines()]
+    return [_cut(line) for line in lines if line][-count:]
+
+
+def last_exception(log: Path) -> str | None:
+    """The line of the last Python traceback that names the exception; None without one."""
+    lines = [_ESCAPES.sub("", line) for line in _tail(log).splitlines()]
+    starts = [n for n, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    if not starts:
+        return None
+    # What follows the traceback may be indented as deep as its first line (exception groups).
+    indent = lines[starts[-1]][: -len(lines[starts[-1]].lstrip()) or None]
+    indent = indent if not indent.strip() else ""
+    for line in lines[starts[-1] + 1 :]:
+        rest = line.removeprefix(indent)
+        if rest.strip() and not rest.startswith((" ", "\t")):
+            return _cut(rest.rstrip())
+    return None
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LINE_CHARS else line[: _LINE_CHARS - 1] + "…"
+
+
+def _tail(log: Path) -> str:
+    """The end of a log: it may be huge, and of any encoding."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            return stream.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
