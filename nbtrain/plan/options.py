@@ -30,9 +30,9 @@ def concurrency(batch_size: int, group_size: int) -> int:
 def checkpoint_interval(num_steps: int, val_interval: int | None) -> int:
     """The default of ``checkpoint_interval_steps``.
 
-    ``val_interval`` is ``None`` without validation. At most 20 checkpoints over the run, lined up with validation: every checkpoint falls on a
-    validated step, or, when validation is rarer than checkpoints, every validated step has its
-    checkpoint, so that the best validated step can always be picked.
+    ``val_interval`` is ``None`` without validation. At most 20 checkpoints over the run, lined up
+    with validation: every checkpoint falls on a validated step or, when validation is the rarer,
+    every validated step has its checkpoint, so that the best validated step can be picked.
     """
     base = math.ceil(num_steps / 20)
     if val_interval is None:
