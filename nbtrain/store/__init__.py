@@ -1,0 +1,28 @@
+"""What is remembered: runs, their rows, checkpoints, workloads and base models.
+
+One writer per run (:class:`RunWriter`, used by its rank) and any number of readers
+(:class:`Store`), which poll for rows after the last key they have seen.
+"""
+
+from __future__ import annotations
+
+from nbtrain.store.home import home_folder, private_folder
+from nbtrain.store.ids import check_id, new_id, short
+from nbtrain.store.rows import Row, StoredCheckpoint, StoredRun, trajectory_ref
+from nbtrain.store.store import Store, open_store
+from nbtrain.store.writer import RunWriter
+
+__all__ = [
+    "Row",
+    "RunWriter",
+    "Store",
+    "StoredCheckpoint",
+    "StoredRun",
+    "check_id",
+    "home_folder",
+    "new_id",
+    "open_store",
+    "private_folder",
+    "short",
+    "trajectory_ref",
+]

@@ -1,0 +1,137 @@
+"""Workloads, base models and the names that point at them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from nbtrain.errors import AmbiguousReference
+from nbtrain.store import tables
+from nbtrain.store.ids import check_id, is_prefix, short
+from nbtrain.store.reader import Reader
+from nbtrain.store.rows import Row
+from nbtrain.store.values import RowShape
+
+__all__ = ["Entries"]
+
+_WORKLOAD = RowShape(tables.workloads)
+_BASE_MODEL = RowShape(tables.base_models)
+
+
+class Entries(Reader):
+    """The registered things. Lookups return ``None`` where nothing is found: what to say then is
+    the catalog's business, which also knows the built-in entries.
+    """
+
+    def put_workload(
+        self, workload_id: str, *, spec: Mapping[str, Any], path: str, name: str | None = None
+    ) -> Row:
+        """Record a workload by its content hash, and move ``name`` to it. Twice is the same."""
+        row = _WORKLOAD.row(
+            {
+                "workload_id": check_id(workload_id),
+                "created_at": time.time(),
+                "spec": spec,
+                "path": path,
+            },
+            "workload.",
+            [],
+        )
+        query = select(tables.workloads).where(tables.workloads.c.workload_id == workload_id)
+        with self.database.writing() as connection:
+            if not connection.execute(query).first():
+                connection.execute(insert(tables.workloads), row)
+            if name is not None:
+                _point(connection, "workload", name, workload_id)
+        return self._rows(query)[0]
+
+    def workload(self, ref: str) -> Row | None:
+        """The workload that a name, an id or an unambiguous id prefix of 4 digits means."""
+        target = self.alias("workload", ref) or ref
+        if not is_prefix(target):
+            return None
+        table = tables.workloads
+        column = table.c.workload_id
+        query = select(table).where(column >= target, column < target + "g").limit(2)
+        found = self._rows(query)
+        if len(found) > 1:
+            several = ", ".join(short(row["workload_id"]) for row in found)
+            msg = f"{ref!r} fits several workloads: {several}; give more digits"
+            raise AmbiguousReference(msg)
+        return found[0] if found else None
+
+    def workloads(self) -> list[Row]:
+        """Every workload, newest first."""
+        return self._rows(select(tables.workloads).order_by(tables.workloads.c.id.desc()))
+
+    def alias(self, kind: str, name: str) -> str | None:
+        """What a name points at now."""
+        table = tables.aliases
+        query = select(table.c.target).where(table.c.kind == kind, table.c.name == name)
+        with self.database.reading() as connection:
+            return connection.execute(query).scalar()
+
+    def aliases(self, kind: str) -> dict[str, str]:
+        """Names and their targets, the name moved last first."""
+        table = tables.aliases
+        query = select(table.c.name, table.c.target).where(table.c.kind == kind)
+        with self.database.reading() as connection:
+            rows = connection.execute(query.order_by(table.c.moved_at.desc(), table.c.id.desc()))
+            return {row.name: row.target for row in rows}
+
+    def move_alias(self, kind: str, name: str, target: str) -> str | None:
+        """Point a name at something else; what it pointed at before."""
+        with self.database.writing() as connection:
+            return _point(connection, kind, name, target)
+
+    def put_base_model(
+        self, slug: str, *, kind: str, location: str, fingerprint: str, spec: Mapping[str, Any]
+    ) -> Row:
+        """Record a base model, or what its slug means from now on."""
+        row = _BASE_MODEL.row(
+            {
+                "slug": slug,
+                "kind": kind,
+                "location": location,
+                "fingerprint": fingerprint,
+                "spec": spec,
+                "created_at": time.time(),
+            },
+            "base_model.",
+            [],
+        )
+        table = tables.base_models
+        with self.database.writing() as connection:
+            changed = connection.execute(update(table).where(table.c.slug == slug).values(row))
+            if not changed.rowcount:
+                connection.execute(insert(table), row)
+        return self._rows(select(table).where(table.c.slug == slug))[0]
+
+    def base_model(self, slug: str) -> Row | None:
+        """The base model with this slug."""
+        table = tables.base_models
+        found = self._rows(select(table).where(table.c.slug == slug))
+        return found[0] if found else None
+
+    def base_models(self) -> list[Row]:
+        """Every recorded base model by slug."""
+        return self._rows(select(tables.base_models).order_by(tables.base_models.c.slug))
+
+    def _rows(self, query: Any) -> list[Row]:
+        with self.database.reading() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _point(connection: Any, kind: str, name: str, target: str) -> str | None:
+    table = tables.aliases
+    here = (table.c.kind == kind) & (table.c.name == name)
+    before: str | None = connection.execute(select(table.c.target).where(here)).scalar()
+    moved = {"target": target, "moved_at": time.time()}
+    if before is None:
+        connection.execute(insert(table), {"kind": kind, "name": name, **moved})
+    else:
+        connection.execute(update(table).where(here).values(moved))
+    return before

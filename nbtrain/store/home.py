@@ -1,0 +1,57 @@
+"""Where nbtrain keeps its files, and that nobody else can read them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nbtrain.errors import StoreError
+
+__all__ = ["home_folder", "private_file", "private_folder"]
+
+
+def home_folder() -> Path:
+    """``$NBTRAIN_HOME``, or nbtrain's folder among the platform's user data; made 0700.
+
+    Raises :class:`StoreError` when it cannot be made.
+    """
+    stated = os.environ.get("NBTRAIN_HOME")
+    if stated:
+        return private_folder(Path(stated).expanduser().absolute())
+    # platformdirs is imported only where the home is not stated: a rank's home always is
+    import platformdirs
+
+    return private_folder(platformdirs.user_data_path("nbtrain", appauthor=False))
+
+
+def private_folder(path: Path) -> Path:
+    """The folder, made with mode 0700 when it is missing or still empty.
+
+    A folder that holds something already keeps its mode: it may be the user's own home, and what
+    nbtrain puts into it is private by itself.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.stat().st_mode & 0o077 and not any(path.iterdir()):
+            path.chmod(0o700)
+    except OSError as error:
+        msg = f"the folder {path} cannot be used: {error.strerror or error}. {_HINT}"
+        raise StoreError(msg) from error
+    return path
+
+
+def private_file(path: Path) -> Path:
+    """The file, made with mode 0600 when missing; an own file that others may read is narrowed."""
+    try:
+        if not path.exists():
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        status = path.stat()
+        if status.st_mode & 0o077 and status.st_uid == os.geteuid():
+            path.chmod(0o600)
+    except OSError as error:
+        msg = f"the store {path} cannot be used: {error.strerror or error}. {_HINT}"
+        raise StoreError(msg) from error
+    return path
+
+
+_HINT = "NBTRAIN_HOME names another folder"
