@@ -1,0 +1,78 @@
+"""A sampler and a grader that follow a script: for tests of what is decided, not of how it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from nbtrain.rewards.pool import Grade, GradeRequest, GroupGrades
+from nbtrain.rollout.types import Finish, Sample, SampleRequest
+
+Script = Callable[[SampleRequest], tuple[list[int], Finish]]
+
+
+class ScriptedSampler:
+    """Finishes requests one a step, in the order ``pick`` chooses."""
+
+    def __init__(self, script: Script, pick: Callable[[int], int] = lambda n: 0) -> None:
+        self._script = script
+        self._pick = pick
+        self._queue: list[SampleRequest] = []
+        self.version = 0
+        self.most_in_flight = 0
+        self.requests: list[SampleRequest] = []
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self._queue += requests
+        self.requests += requests
+        self.most_in_flight = max(self.most_in_flight, len(self._queue))
+
+    def step(self) -> list[Sample]:
+        if not self._queue:
+            return []
+        request = self._queue.pop(self._pick(len(self._queue)) % len(self._queue))
+        ids, finish = self._script(request)
+        return [self._sample(request, ids, finish)]
+
+    def cancel(self, request_ids: Iterable[int]) -> list[Sample]:
+        wanted = set(request_ids)
+        gone = [r for r in self._queue if r.request_id in wanted]
+        self._queue = [r for r in self._queue if r.request_id not in wanted]
+        return [self._sample(r, [], Finish.CANCELLED) for r in gone]
+
+    def new_policy(self, version: int) -> None:
+        self.version = version
+
+    @property
+    def pending(self) -> int:
+        return len(self._queue)
+
+    def _sample(self, request: SampleRequest, ids: list[int], finish: Finish) -> Sample:
+        return Sample(request.request_id, ids, [-1.0] * len(ids), [self.version] * len(ids), finish)
+
+
+class ScriptedRewards:
+    """Grades in process; ``pick`` chooses which finished group is handed out first."""
+
+    def __init__(
+        self, score: Callable[[str], float | None], pick: Callable[[int], int] = lambda n: 0
+    ) -> None:
+        self._score = score
+        self._pick = pick
+        self._waiting: list[tuple[int, GradeRequest]] = []
+
+    def submit(self, key: int, request: GradeRequest) -> None:
+        self._waiting.append((key, request))
+
+    def finished(self, block: float | None = None) -> list[tuple[int, GroupGrades]]:
+        if not self._waiting:
+            return []
+        key, request = self._waiting.pop(self._pick(len(self._waiting)) % len(self._waiting))
+        return [(key, GroupGrades([self._grade(text) for text in request.completions]))]
+
+    def discard(self, key: int) -> None:
+        self._waiting = [(k, r) for k, r in self._waiting if k != key]
+
+    def _grade(self, text: str) -> Grade:
+        score = self._score(text)
+        kind = "missing" if score is None else "ok"
+        return Grade(reward=score, terms={"scripted": score}, error=None, kind=kind)

@@ -1,0 +1,63 @@
+"""When a run validates and saves, and which training state it keeps."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbtrain.training.cadence import checkpoint_due, validation_due
+from nbtrain.training.retention import Kept, sweep_training_states
+
+
+def steps(rule, start: int, total: int, interval: int, **more: object) -> list[int]:  # type: ignore[no-untyped-def]
+    return [
+        s
+        for s in range(start, total + 1)
+        if rule(s, start=start, total=total, interval=interval, **more)
+    ]
+
+
+def test_the_first_seed_validates_101_times() -> None:
+    assert len(steps(validation_due, 0, 100, 1, enabled=True)) == 101
+
+
+def test_start_interval_and_final() -> None:
+    assert steps(validation_due, 0, 25, 10, enabled=True) == [0, 10, 20, 25]
+    assert steps(checkpoint_due, 0, 25, 10) == [0, 10, 20, 25]
+
+
+def test_a_resumed_run_keeps_the_global_cadence() -> None:
+    assert steps(validation_due, 13, 33, 10, enabled=True) == [13, 20, 30, 33]
+
+
+def test_interval_zero_or_disabled_never_validates() -> None:
+    assert steps(validation_due, 0, 9, 0, enabled=True) == []
+    assert steps(validation_due, 0, 9, 3, enabled=False) == []
+
+
+kept = st.builds(
+    Kept,
+    checkpoint_id=st.uuids().map(str),
+    step=st.integers(0, 50),
+    training_state=st.booleans(),
+    pinned=st.booleans(),
+)
+
+
+@given(st.lists(kept, max_size=12, unique_by=lambda c: c.step), st.data())
+def test_the_delete_set_is_all_minus_everything_referenced(
+    checkpoints: list[Kept], data: st.DataObject
+) -> None:
+    referenced = set(
+        data.draw(st.lists(st.sampled_from([c.checkpoint_id for c in checkpoints] or ["x"])))
+    )
+    swept = set(sweep_training_states(checkpoints, referenced=referenced))
+    holding = sorted((c for c in checkpoints if c.training_state), key=lambda c: c.step)
+    for checkpoint in holding:
+        must_stay = (
+            checkpoint in holding[-2:]
+            or checkpoint.pinned
+            or checkpoint.checkpoint_id in referenced
+        )
+        assert (checkpoint.checkpoint_id in swept) == (not must_stay)
+    assert swept <= {c.checkpoint_id for c in holding}

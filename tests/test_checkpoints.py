@@ -1,0 +1,114 @@
+"""Checkpoints: whole or not at all, hashed, strict."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nbtrain.training import checkpoints
+from nbtrain.training.checkpoints import CheckpointError, Identity
+
+IDENTITY = Identity("a" * 64, 1, 10, "nbtrain/tiny", "f" * 64, "w" * 64, "c" * 64)
+
+
+def write(folder: Path, **changes: Any) -> checkpoints.Saved:
+    parts: dict[str, Any] = {
+        "adapter": {"lora_A.weight": torch.arange(6.0).reshape(2, 3)},
+        "adapter_config": {"r": 2},
+        "optimizer": {"lora_A|exp_avg": torch.ones(2, 3)},
+        "state": {"step": 10, "collector": {"cursor": 3}},
+    }
+    return checkpoints.save(folder, IDENTITY, **(parts | changes))
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    saved = write(tmp_path)
+    loaded = checkpoints.load(saved.path, base_fingerprint="f" * 64, training_state=True)
+    assert torch.equal(loaded.adapter["lora_A.weight"], torch.arange(6.0).reshape(2, 3))
+    assert loaded.optimizer is not None
+    assert torch.equal(loaded.optimizer["lora_A|exp_avg"], torch.ones(2, 3))
+    assert loaded.state == {"step": 10, "collector": {"cursor": 3}}
+    assert loaded.manifest["identity"]["step"] == 10
+    assert len(saved.checkpoint_id) == 64
+    assert saved.size_bytes == sum(p.stat().st_size for p in saved.path.iterdir())
+
+
+def test_files_are_private(tmp_path: Path) -> None:
+    saved = write(tmp_path / "checkpoints")
+    assert saved.path.stat().st_mode & 0o777 == 0o700
+    assert {p.stat().st_mode & 0o777 for p in saved.path.iterdir()} == {0o600}
+
+
+def test_another_base_model_is_refused(tmp_path: Path) -> None:
+    saved = write(tmp_path)
+    with pytest.raises(CheckpointError, match="trained on base model nbtrain/tiny"):
+        checkpoints.load(saved.path, base_fingerprint="0" * 64, training_state=True)
+
+
+@pytest.mark.parametrize("name", [*checkpoints.WEIGHT_FILES, *checkpoints.STATE_FILES])
+@pytest.mark.parametrize("damage", ["flip", "delete"])
+def test_every_file_is_verified(tmp_path: Path, name: str, damage: str) -> None:
+    saved = write(tmp_path)
+    path = saved.path / name
+    if damage == "delete":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[-2] ^= 1
+        path.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match=name):
+        checkpoints.load(saved.path, base_fingerprint="f" * 64, training_state=True)
+
+
+def test_weights_load_without_their_training_state(tmp_path: Path) -> None:
+    saved = write(tmp_path)
+    checkpoints.drop_training_state(saved.path)
+    loaded = checkpoints.load(saved.path, base_fingerprint="f" * 64, training_state=False)
+    assert loaded.state is None
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        checkpoints.load(saved.path, base_fingerprint="f" * 64, training_state=True)
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = write(tmp_path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
+    checkpoints.load(first.path, base_fingerprint="f" * 64, training_state=True)
+
+
+def test_a_killed_writer_leaves_no_checkpoint(tmp_path: Path) -> None:
+    partial = tmp_path / ".step-000010.partial"
+    partial.mkdir()
+    (partial / checkpoints.ADAPTER).write_bytes(b"half")
+    saved = write(tmp_path)
+    checkpoints.load(saved.path, base_fingerprint="f" * 64, training_state=True)
+    partial.mkdir()
+    checkpoints.clear_partial(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
+
+
+def test_numbers_that_are_no_json_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write(tmp_path, state={"loss": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_id_is_the_manifests_hash(tmp_path: Path) -> None:
+    """Two saves of one state have one id; another state has another."""
+    first = write(tmp_path / "a")
+    second = write(tmp_path / "b")
+    third = write(tmp_path / "c", state={"step": 11})
+    assert first.checkpoint_id == second.checkpoint_id != third.checkpoint_id
+    manifest = json.loads((first.path / checkpoints.MANIFEST).read_text())
+    assert set(manifest) == {"format", "identity", "weights", "training_state"}
