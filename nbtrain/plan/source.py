@@ -14,8 +14,21 @@ _NAME = re.compile(r"\$([^\W\d]\w*)")
 _KINDS = {"mapping": "a mapping", "list": "a list"}
 
 
+class Broken:
+    """The value of a key whose text already has its refusal; see ``SourcedMapping.problems``."""
+
+    def __repr__(self) -> str:
+        return "<broken>"
+
+
+BROKEN = Broken()
+
+
 class SourcedMapping(dict[str, Any]):
-    """A plain dict that knows where its keys and values stand in the text it came from."""
+    """A plain dict that knows where its keys and values stand in the text it came from.
+
+    ``problems`` is empty unless the text was parsed with ``defer``.
+    """
 
     def __init__(
         self,
@@ -26,6 +39,7 @@ class SourcedMapping(dict[str, Any]):
         """``entries`` are (key, value, place of the key, place of the value)."""
         super().__init__()
         self.where = where
+        self.problems: tuple[Problem, ...] = ()
         self._places: dict[str, tuple[Where, Where]] = {}
         for key, value, key_place, value_place in entries:
             self[key] = value
@@ -65,6 +79,7 @@ def parse(
     offset_lines: int = 0,
     empty_ok: bool = False,
     syntax: Literal["auto", "yaml", "json"] = "auto",
+    defer: bool = False,
 ) -> SourcedMapping:
     """The mapping that ``text`` holds.
 
@@ -74,6 +89,8 @@ def parse(
     to every line number: 1 for a cell whose first line is the magic's. ``empty_ok`` reads a text
     of nothing but blanks and comments as an empty mapping. ``auto`` reads a ``.json`` source as
     JSON, other text as JSON where it is JSON, else as YAML 1.2, of which JSON is a part.
+    ``defer`` keeps what is wrong in the mapping's ``problems``, with :data:`BROKEN` as the value,
+    where the rest can be read: resolving then lists these with everything else that is wrong.
 
     Raises :class:`PlanRefused` with all problems: broken syntax, anything but one mapping,
     duplicate keys at any depth (with both lines), tags, anchors, undefined names.
@@ -84,12 +101,15 @@ def parse(
     for bad in complaints:
         builder.complain(source or "document", bad.message, bad.line, bad.column, bad.hint)
     mapping = SourcedMapping()
-    if node is not None and node.kind == "mapping":
+    readable = node is not None and node.kind == "mapping"
+    if node is not None and readable:
         mapping = builder.mapping(node, ())
     elif not complaints and not (empty_ok and _is_empty(node)):
         builder.not_a_mapping(node)
-    if builder.problems:
-        raise PlanRefused(sorted(builder.problems, key=_position))
+    problems = tuple(sorted(builder.problems, key=_position))
+    if problems and not (defer and readable):
+        raise PlanRefused(problems)
+    mapping.problems = problems
     return mapping
 
 
@@ -176,12 +196,13 @@ class _Builder:
                 continue
             here = (*path, name)
             if name in first:
-                lines = f"lines {first[name].line + self.offset} and {key.line + self.offset}"
+                one, two = first[name].line + self.offset, key.line + self.offset
+                lines = f"line {one}" if one == two else f"lines {one} and {two}"
                 message = f"{name} is written twice, on {lines}"
                 self.complain(".".join(here), message, *_at(key), "Keep one")
                 continue
             first[name] = key
-            built = self.value(value, here)
+            built = BROKEN if value.broken else self.value(value, here)
             entries.append((name, built, self.place(key), self.place(value)))
         return SourcedMapping(entries, where=self.place(node))
 
@@ -190,6 +211,7 @@ class _Builder:
         field = ".".join(path)
         if any("\ud800" <= char <= "\udfff" for char in text):
             self.complain(field, f"the text of {field} holds half a character", *_at(node))
+            return BROKEN
         if self.names is None or not text.startswith("$"):
             return text
         if text.startswith("$$"):
@@ -203,7 +225,7 @@ class _Builder:
         hint = f"Did you mean ${near[0]}? " if near else ""
         hint += f"For the text itself write ${text}"
         self.complain(field, f"{field}: the name {text} is not defined", *_at(node), hint=hint)
-        return text
+        return BROKEN
 
 
 def _at(node: Node) -> tuple[int, int]:

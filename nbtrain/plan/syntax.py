@@ -40,6 +40,7 @@ class Node:
 
     ``value`` is the scalar and ``text`` how it is spelt, ``items`` are the nodes of a list,
     ``pairs`` the key and value nodes of a mapping in the order of the text, duplicates included.
+    ``broken`` marks a node that has its complaint already.
     """
 
     kind: Literal["mapping", "list", "scalar"]
@@ -49,6 +50,7 @@ class Node:
     text: str = ""
     items: list[Node] = field(default_factory=list)
     pairs: list[tuple[Node, Node]] = field(default_factory=list)
+    broken: bool = False
 
 
 class BadText(Exception):  # noqa: N818 - a signal inside this package, never shown
@@ -115,29 +117,31 @@ class _YamlReader:
         line, column = event.start_mark.line + 1, event.start_mark.column + 1
         if depth > MAX_DEPTH:
             raise BadText(line, column, f"this is nested more than {MAX_DEPTH} levels deep")
-        name = type(event).__name__
+        before = len(self.complaints)
         if getattr(event, "anchor", None) is not None:
             self._complain(event, "anchors and aliases are not read", "Write the value out")
-        if name == "AliasEvent":
-            return Node("scalar", line, column)
-        if event.tag is not None:
-            shown = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._complain(
-                event, f"the tag {shown} is not read", "Write plain values, without tags"
-            )
-        if name == "ScalarEvent":
-            plain = event.implicit[0] and event.style is None
-            try:
-                value = core_scalar(event.value) if plain else event.value
-            except ValueError as error:
-                self._complain(event, str(error))
-                value = None
-            return Node("scalar", line, column, value, event.value)
-        if name == "SequenceStartEvent":
-            return Node("list", line, column, items=list(self._children("SequenceEndEvent", depth)))
-        children = list(self._children("MappingEndEvent", depth))
-        pairs = list(zip(children[::2], children[1::2], strict=True))
-        return Node("mapping", line, column, pairs=pairs)
+        if getattr(event, "tag", None) is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._complain(event, f"the tag {tag} is not read", "Write plain values, without tags")
+        node = Node("scalar", line, column)
+        match type(event).__name__:
+            case "ScalarEvent":
+                node.text = node.value = event.value
+                if event.implicit[0] and event.style is None:
+                    try:
+                        node.value = core_scalar(event.value)
+                    except ValueError as error:
+                        self._complain(event, str(error))
+            case "SequenceStartEvent":
+                node.kind = "list"
+                node.items = list(self._children("SequenceEndEvent", depth))
+            case "MappingStartEvent":
+                node.kind = "mapping"
+                children = list(self._children("MappingEndEvent", depth))
+                node.pairs = list(zip(children[::2], children[1::2], strict=True))
+        # whatever is wrong inside has its own complaint, so the whole counts as broken
+        node.broken = len(self.complaints) > before
+        return node
 
     def _children(self, end: str, depth: int) -> Iterator[Node]:
         for event in self.events:

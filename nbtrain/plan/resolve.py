@@ -1,0 +1,195 @@
+"""Options, catalog and checkpoints into a ResolvedPlan, or into every refusal at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from nbtrain.errors import PlanRefused, Problem
+from nbtrain.plan import rules
+from nbtrain.plan.fields import Option, check, show
+from nbtrain.plan.identity import config_hash
+from nbtrain.plan.options import OPTIONS, validation_on
+from nbtrain.plan.references import References, divide, look_up
+from nbtrain.plan.registry import BaseModelInfo, CheckpointInfo, Registry, SplitInfo, WorkloadInfo
+from nbtrain.plan.resolved import BaseModelRef, ParentRef, ResolvedPlan, Setting, WorkloadRef
+from nbtrain.plan.statements import Statement, Statements, gather
+
+
+def resolve(
+    options: Mapping[str, Any] | None,
+    *,
+    registry: Registry,
+    workload: object = None,
+    base_model: object = None,
+    parent: object = None,
+    display_name: str | None = None,
+    algorithm: str | None = None,
+    load_weights_only: bool | None = None,
+) -> ResolvedPlan:
+    """The plan that these options make, every value filled in, each with its origin.
+
+    ``options`` may also have the keys ``workload``, ``base_model_slug``, ``parent_checkpoint_id``
+    and ``display_name``. The arguments say the same from outside the body; stated twice, equal is
+    fine and different is refused. References are names, ids, prefixes or the objects themselves.
+
+    With a parent checkpoint every unstated option is taken over from the parent's plan, computed
+    ones computed anew; ``num_steps`` (further steps) and ``load_weights_only`` are not.
+
+    Raises :class:`PlanRefused` with everything that is wrong, in the order of the text. Nothing
+    is started or stored either way.
+    """
+    beside = {
+        "workload": workload, "base_model_slug": base_model, "parent_checkpoint_id": parent,
+        "display_name": display_name, "algorithm": algorithm,
+        "load_weights_only": load_weights_only,
+    }  # fmt: skip
+    found = gather(options, beside)
+    if "kind" in found.bad:
+        raise PlanRefused(found.problems)
+    references = look_up(found, registry)
+    settings = _fill(found, references)
+    for problem in rules.refusals(settings, found, references.parent):
+        found.refuse(problem)
+    split = _split(found, references, settings)
+    if found.problems:
+        raise PlanRefused(sorted(found.problems, key=_position))
+    return _build(found, references, settings, split)
+
+
+def _position(problem: Problem) -> tuple[bool, int, int]:
+    where = problem.where
+    if where is None or where.line is None:
+        return True, 0, 0
+    return False, where.line, where.column or 0
+
+
+def _fill(found: Statements, references: References) -> dict[str, Setting]:
+    """Every option's setting; a refused value is replaced by its default, so that all go on."""
+    model, parent = references.base_model, references.parent
+    before = parent.resolved["settings"] if parent is not None else {}
+    values: dict[str, Any] = {}
+    settings: dict[str, Setting] = {}
+    for option in OPTIONS.values():
+        statement = found.options.get(option.name)
+        # a stated null asks for the computed value, also where the parent's plan has another
+        anew = statement is not None and statement.value is None and option.compute is not None
+        setting = _unstated(option, values, model, None if anew else before.get(option.name))
+        if statement is not None and not anew:
+            setting = _stated(option, statement, setting, found, model) or setting
+        settings[option.name] = setting
+        values[option.name] = setting.value
+    enabled = settings["val_enabled"]
+    if settings["val_interval_steps"].value == 0 and enabled.value and enabled.origin != "stated":
+        settings["val_enabled"] = Setting("val_enabled", False, "computed")
+    return settings
+
+
+def _unstated(
+    option: Option,
+    values: Mapping[str, Any],
+    model: BaseModelInfo | None,
+    before: Mapping[str, Any] | None,
+) -> Setting:
+    if before is not None and option.inherited and before["origin"] != "computed":
+        return Setting(option.name, before["value"], "inherited")
+    if option.compute is not None:
+        return Setting(option.name, option.compute(values, model), "computed", option.note)
+    if option.name == "max_staleness":
+        return Setting(option.name, 0, "default", rules.ON_POLICY)
+    return Setting(option.name, option.default, "default")
+
+
+def _stated(
+    option: Option,
+    statement: Statement,
+    unstated: Setting,
+    found: Statements,
+    model: BaseModelInfo | None,
+) -> Setting | None:
+    """The setting that the plan states, or ``None`` for one that is refused."""
+    value, problem = check(option, statement.value, model=model, where=statement.where)
+    if problem is not None:
+        found.refuse(problem)
+        return None
+    if option.built_values is not None:
+        if value in option.built_values:
+            return Setting(option.name, 0, "stated", rules.ON_POLICY if value else None)
+        allowed = " or ".join(show(v) for v in option.built_values)
+    elif option.built or value == unstated.value:
+        return Setting(option.name, value, "stated")
+    else:
+        allowed = f"{show(unstated.value)}, its default"
+    message = f"{option.name} {show(value)} is not built yet"
+    found.refuse(Problem(option.name, message, value, allowed, statement.where))
+    return None
+
+
+def _split(
+    found: Statements, references: References, settings: Mapping[str, Setting]
+) -> SplitInfo | None:
+    values = {name: setting.value for name, setting in settings.items()}
+    validation = validation_on(values)
+    decided = not found.bad & {"val_enabled", "val_interval_steps", "load_weights_only"}
+    split = divide(found, references, validation=validation and decided)
+    parent, workload = references.parent, references.workload
+    resumes = parent is not None and not values["load_weights_only"]
+    if split and parent and workload and resumes and decided and "workload" not in found.bad:
+        problem = rules.same_tasks(split, workload.workload_id, parent, found)
+        if problem is not None:
+            found.refuse(problem)
+    return split
+
+
+def _build(
+    found: Statements,
+    references: References,
+    settings: dict[str, Setting],
+    split: SplitInfo | None,
+) -> ResolvedPlan:
+    workload, model, parent = references.workload, references.base_model, references.parent
+    if workload is None or model is None or split is None:
+        msg = "a reference is missing and no problem says so"
+        raise AssertionError(msg)
+    start = 0
+    if parent is not None and not settings["load_weights_only"].value:
+        start = parent.step_index
+    total = start + settings["num_steps"].value
+    for name, note in rules.notes(settings, model, total):
+        settings[name] = replace(settings[name], note=note)
+    values = {name: setting.value for name, setting in settings.items()}
+    return ResolvedPlan(
+        settings=settings,
+        workload=_workload_ref(workload, split),
+        base_model=BaseModelRef(
+            model.slug, model.kind, model.location, model.fingerprint, model.max_context
+        ),
+        parent=_parent_ref(parent) if parent is not None else None,
+        display_name=found.display_name.value if found.display_name else None,
+        start_step=start,
+        total_steps=total,
+        config_hash=config_hash(
+            values,
+            base_fingerprint=model.fingerprint,
+            workload_id=workload.workload_id,
+            train_digest=split.train_digest,
+            parent_checkpoint_id=parent.checkpoint_id if parent is not None else None,
+        ),
+        hints=tuple(rules.hints(settings, split, total, start)),
+    )
+
+
+def _workload_ref(workload: WorkloadInfo, split: SplitInfo) -> WorkloadRef:
+    return WorkloadRef(
+        workload.workload_id,
+        workload.name,
+        split.train,
+        split.held_out,
+        split.description,
+        split.train_digest,
+    )
+
+
+def _parent_ref(parent: CheckpointInfo) -> ParentRef:
+    return ParentRef(parent.checkpoint_id, parent.run_id, parent.step_index, parent.path)

@@ -1,0 +1,187 @@
+"""Rules between options, and what the resolved plan says about them: refusals, notes, hints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from nbtrain.errors import Problem
+from nbtrain.plan.fields import show
+from nbtrain.plan.options import MAX_CONCURRENT, validation_on
+from nbtrain.plan.registry import BaseModelInfo, CheckpointInfo, SplitInfo
+from nbtrain.plan.resolved import Setting
+from nbtrain.plan.statements import Statements
+
+# an adapter is loaded as it was saved; these decide its shape and scale
+_ADAPTER = ("lora_rank", "lora_alpha", "lora_target_modules")
+
+ON_POLICY = "this version samples on-policy: 3, the default, trains at 0"
+
+
+def refusals(
+    settings: Mapping[str, Setting], found: Statements, parent: CheckpointInfo | None
+) -> Iterator[Problem]:
+    """Problems between options. A rule keeps quiet when one of its options is bad already."""
+    yield from _between(settings, found)
+    yield from _with_parent(settings, found, parent)
+
+
+def _refuse(
+    found: Statements,
+    setting: Setting,
+    message: str,
+    allowed: str | None,
+    hint: str | None = None,
+    also: str = "",
+) -> Problem:
+    """The problem, placed where the first of the two options stands in the text."""
+    statement = found.options.get(setting.name) or found.options.get(also)
+    where = statement.where if statement else None
+    return Problem(setting.name, message, setting.value, allowed, where, hint)
+
+
+def _between(settings: Mapping[str, Setting], found: Statements) -> Iterator[Problem]:
+    def said(name: str) -> str:
+        origin = settings[name].origin
+        return f"{name} {show(settings[name].value)}" + (
+            "" if origin == "stated" else f" ({origin})"
+        )
+
+    def fine(*names: str) -> bool:
+        return not found.bad & set(names)
+
+    small, size = settings["min_trajectories_per_group"], settings["group_size"]
+    if fine(small.name, size.name) and small.value > size.value:
+        message = f"{said(small.name)} is more than {said(size.name)}: no group could be used"
+        yield _refuse(found, small, message, f"1 to {size.value}", also=size.name)
+    batch, one = settings["batch_timeout_seconds"], settings["trajectory_timeout_seconds"]
+    if fine(batch.name, one.name) and batch.value < one.value:
+        message = f"{said(batch.name)} is less than {said(one.name)}: it must cover a trajectory"
+        yield _refuse(found, batch, message, f"at least {show(one.value)}", also=one.name)
+    enabled, interval = settings["val_enabled"], settings["val_interval_steps"]
+    contradicts = enabled.value and enabled.origin == "stated" and interval.value == 0
+    if fine(enabled.name, interval.name) and contradicts:
+        message = f"val_enabled is true while {said(interval.name)} turns validation off"
+        hint = "Leave val_enabled out, or state a val_interval_steps of 1 to 100"
+        yield _refuse(found, enabled, message, None, hint)
+
+
+def _with_parent(
+    settings: Mapping[str, Setting], found: Statements, parent: CheckpointInfo | None
+) -> Iterator[Problem]:
+    only_weights = settings["load_weights_only"].value
+    if parent is None:
+        if only_weights and not found.bad & {"load_weights_only", "parent_checkpoint_id"}:
+            message = "load_weights_only is true, but there is no checkpoint to load from"
+            hint = "State parent_checkpoint_id, or leave load_weights_only out"
+            yield _refuse(found, settings["load_weights_only"], message, None, hint)
+        return
+    short = parent.checkpoint_id[:12]
+    if not only_weights and not parent.has_training_state and "load_weights_only" not in found.bad:
+        message = f"parent_checkpoint_id: checkpoint {short} holds no training state to resume from"
+        hint = "load_weights_only: true starts from its weights with fresh training state"
+        where = found.references["parent_checkpoint_id"][0].where
+        yield Problem("parent_checkpoint_id", message, parent.checkpoint_id, None, where, hint)
+    for name in _ADAPTER:
+        before = parent.resolved["settings"].get(name, {"value": settings[name].value})["value"]
+        stated = name in found.options and name not in found.bad
+        if stated and settings[name].value != before:
+            message = (
+                f"{name} {show(settings[name].value)} does not match the adapter of checkpoint "
+                f"{short}, saved with {show(before)}"
+            )
+            yield _refuse(found, settings[name], message, show(before), "Leave it out")
+
+
+def same_tasks(
+    split: SplitInfo, workload_id: str, parent: CheckpointInfo, found: Statements
+) -> Problem | None:
+    """A resume goes on in the parent's task order, so its training tasks must be the parent's."""
+    before = parent.resolved["workload"]
+    if workload_id == before["workload_id"] and split.train_digest == before["train_digest"]:
+        return None
+    if workload_id != before["workload_id"]:
+        name, old = "workload", f"{before['name'] or before['workload_id'][:12]}"
+        what = f"another workload ({workload_id[:12]}) than the checkpoint's ({old})"
+    else:
+        name = "val_enabled"
+        what = f"{split.train} training tasks, the checkpoint's run on {before['train_tasks']}"
+    statements = found.references.get("workload", [])
+    where = statements[0].where if name == "workload" and statements else None
+    message = f"{name}: a resume with training state goes on in the same task order; this is {what}"
+    hint = "Keep workload and split, or start from the weights with load_weights_only: true"
+    return Problem(name, message, where=where, hint=hint)
+
+
+def notes(
+    settings: Mapping[str, Setting], model: BaseModelInfo | None, total_steps: int
+) -> Iterator[tuple[str, str]]:
+    """(option, note) for values that need explaining."""
+    value = {name: setting.value for name, setting in settings.items()}
+    concurrent = settings["max_concurrent_trajectories"]
+    wanted = value["batch_size"] * value["group_size"] * 2
+    if concurrent.origin == "computed" and wanted > MAX_CONCURRENT:
+        yield concurrent.name, f"clamped: batch_size x group_size x 2 is {wanted:,}"
+    tokens = value["max_output_tokens_per_trajectory"]
+    if model is not None and tokens > model.max_context:
+        note = f"the context of {model.max_context:,} tokens ends a trajectory first"
+        yield "max_output_tokens_per_trajectory", note
+    if settings["val_enabled"].origin == "computed":
+        yield "val_enabled", "val_interval_steps is 0"
+    decay_from = value["lr_warmup_steps"] + value["lr_hold_steps"]
+    if value["lr_min_ratio"] < 1 and decay_from >= total_steps:
+        note = (
+            f"no decay: it would start after step {decay_from:,}, the run ends at {total_steps:,}"
+        )
+        yield "lr_hold_steps", note
+
+
+def hints(
+    settings: Mapping[str, Setting], split: SplitInfo, total_steps: int, start_step: int
+) -> Iterator[str]:
+    """Sentences on what will work but probably not as wanted."""
+    value = {name: setting.value for name, setting in settings.items()}
+    batch = value["batch_size"] * value["group_size"]
+    concurrent = value["max_concurrent_trajectories"]
+    in_use = f"batch_size x group_size = {batch:,}"
+    if concurrent <= batch:
+        yield (
+            f"max_concurrent_trajectories {concurrent:,} is not above {in_use}: "
+            "collection cannot keep ahead of training"
+        )
+    # on-policy the default of twice a batch leaves room for groups that the filters exclude
+    most = (max(1, value["max_staleness"]) + 1) * batch
+    if concurrent > most:
+        yield (
+            f"max_concurrent_trajectories {concurrent:,} is above {most:,}, "
+            f"{most // batch} times {in_use}: much of what is sampled will be discarded"
+        )
+    if value["temperature"] == 0:
+        yield "temperature 0 is greedy: every group ties, so nothing is learned"
+    if value["min_trajectories_per_group"] == 1:
+        yield "min_trajectories_per_group 1 admits groups of one, which have no advantage"
+    if split.train < value["batch_size"]:
+        yield (
+            f"batch_size {value['batch_size']} is more than the {split.train} training tasks: "
+            "a step samples some tasks more than once"
+        )
+    if value["lr_warmup_steps"] > total_steps:
+        yield (
+            f"lr_warmup_steps {value['lr_warmup_steps']:,} is more than the final step "
+            f"{total_steps:,}: the base rate is never reached"
+        )
+    if validation_on(value):
+        tasks = min(value["val_num_tasks"], split.held_out)
+        rounds = validation_rounds(start_step, total_steps, value["val_interval_steps"])
+        sampled = rounds * tasks * value["val_trajectories_per_task"]
+        trained = (total_steps - start_step) * batch
+        if sampled > trained:
+            yield (
+                f"validation samples about {sampled:,} trajectories, more than the {trained:,} "
+                "that training uses: raise val_interval_steps or lower val_num_tasks"
+            )
+
+
+def validation_rounds(start_step: int, total_steps: int, interval: int) -> int:
+    """Rounds of a run: the starting policy, every multiple of ``interval``, the final policy."""
+    between = (total_steps - 1) // interval - start_step // interval
+    return between + 2
