@@ -36,6 +36,7 @@ __all__ = [
     "descendants",
     "die_with_parent",
     "is_alive",
+    "mark_of",
     "marked",
     "peak_memory",
     "process_identity",
@@ -272,6 +273,11 @@ def reap_orphans(spare: Collection[int] = ()) -> None:
         if mine and pid not in spare:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
+
+
+def mark_of(run_id: str, attempt: int) -> str:
+    """The mark of one attempt's processes."""
+    return f"{run_id}/{attempt}"
 
 
 def marked(mark: str) -> list[Identity]:

@@ -23,7 +23,7 @@ SMALL_WEIGHTS_BYTES = 50 * 10**6
 """Weights files below this gain nothing from a second thread, and lose to its overhead."""
 
 # The notebook kernel's own: with the first, ipykernel would die with the notebook.
-_KERNEL_ONLY = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND", "PYDEVD_USE_FRAME_EVAL")
+_KERNEL_ONLY = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")
 # A launcher around the notebook (torchrun, mpirun, accelerate) does not concern the job.
 _OTHER_LAUNCHERS = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|GROUP_RANK|ROLE_.*"
@@ -39,6 +39,8 @@ def host_environment(base: Mapping[str, str], *, home: Path, url: str | None) ->
     """
     env = {name: value for name, value in base.items() if name not in _KERNEL_ONLY}
     env["NBTRAIN_HOME"] = str(home)
+    env["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # else ipykernel's debugger warns at every start
+    env.pop("NBTRAIN_STORE_URL", None)
     if url is not None:
         env["NBTRAIN_STORE_URL"] = url
     paths = [os.path.abspath(p) for p in base.get("PYTHONPATH", "").split(os.pathsep) if p]

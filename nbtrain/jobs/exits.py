@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-__all__ = ["Exit", "Outcome", "explain", "last_exception", "last_lines", "read_outcome", "verdict"]
+from nbtrain.training.outcome import Outcome
+
+__all__ = ["Exit", "explain", "last_exception", "last_lines", "verdict"]
 
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARS = 400
 _LINES = 10
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _TRACEBACK = "Traceback (most recent call last):"
-
-Result = Literal["completed", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +28,6 @@ class Exit:
 
     code: int
     peak_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run comes to: ``ended`` says why it ended early, ``failure`` why it failed."""
-
-    result: Result
-    ended: str | None = None
-    failure: str | None = None
-
-
-def read_outcome(path: Path) -> Outcome | None:
-    """The outcome that a rank left in ``path``; None when there is none that can be read."""
-    try:
-        data: Any = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(data, Mapping) or data.get("result") not in Result.__args__:  # type: ignore[attr-defined]
-        return None
-    return Outcome(data["result"], data.get("ended"), data.get("failure"))
 
 
 def verdict(
