@@ -228,7 +228,7 @@ class Rollouts:
             prompt=one.task.prompt,
             completions=texts,
             columns=one.task.columns,
-            chat=self._chat,
+            raw=not self._chat,
         )
 
     def _take_grades(self, opened: dict[int, _Open], *, block: bool) -> int:

@@ -180,7 +180,7 @@ class Job:
         sampling = setup.training_sampling(self._plan, parts.policy)
         texts = parts.rollouts.sample_only(group, task, streams, sampling)
         request = GradeRequest(
-            prompt=task.prompt, completions=texts, columns=task.columns, chat=chat
+            prompt=task.prompt, completions=texts, columns=task.columns, raw=not chat
         )
         return trial(rewards, request)
 
