@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -11,15 +13,12 @@ if TYPE_CHECKING:
 _PAGE = 1000
 
 
-class Record(Protocol):
-    """Something a listing holds: it can tell itself as one row of a table."""
-
-    def to_row(self) -> Mapping[str, Any]:
-        """The record by column."""
-        ...
+T = TypeVar("T")
 
 
-T = TypeVar("T", bound=Record)
+def row_of(item: Any) -> dict[str, Any]:
+    """A record as one row of a table: what it says itself, else its fields."""
+    return dict(item.to_row()) if hasattr(item, "to_row") else dataclasses.asdict(item)
 
 
 class Listing(Generic[T]):
@@ -41,7 +40,7 @@ class Listing(Generic[T]):
         """One row per record."""
         from nbtrain.client.frames import frame
 
-        return frame([dict(item.to_row()) for item in self.items])
+        return frame([row_of(item) for item in self.items])
 
     def __repr__(self) -> str:
         shown = "\n".join(f"  {item!r}" for item in self.items[:20])
@@ -53,25 +52,32 @@ class Pages(Generic[T]):
     """A long list read page by page while it is iterated; never held as a whole by itself.
 
     ``read(after, limit)`` returns up to ``limit`` records that come after the cursor ``after``
-    and the cursor to go on from; an empty page ends the list.
+    and the cursor to go on from; an empty page ends the list. ``limit`` bounds the whole list.
     """
 
     def __init__(
-        self, read: Callable[[int, int], tuple[list[T], int]], count: Callable[[], int]
+        self,
+        read: Callable[[int, int], tuple[list[T], int]],
+        count: Callable[[], int],
+        *,
+        limit: int | None = None,
     ) -> None:
         self._read = read
         self._count = count
+        self._limit = limit
 
     def __iter__(self) -> Iterator[T]:
-        cursor = 0
-        while True:
-            page, cursor = self._read(cursor, _PAGE)
+        cursor, left = 0, math.inf if self._limit is None else self._limit
+        while left > 0:
+            page, cursor = self._read(cursor, int(min(_PAGE, left)))
             if not page:
                 return
             yield from page
+            left -= len(page)
 
     def __len__(self) -> int:
-        return self._count()
+        found = self._count()
+        return found if self._limit is None else max(0, min(found, self._limit))
 
     @property
     def items(self) -> list[T]:
@@ -82,7 +88,7 @@ class Pages(Generic[T]):
         """One row per record, texts left out."""
         from nbtrain.client.frames import frame
 
-        return frame([dict(item.to_row()) for item in self])
+        return frame([row_of(item) for item in self])
 
     def __repr__(self) -> str:
         return f"{len(self):,} items, read page by page"

@@ -1,0 +1,171 @@
+"""The front door for programs: ``Client``."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.client.listing import Listing, Pages
+from nbtrain.client.records import TrajectoryItem
+from nbtrain.client.run import Run
+from nbtrain.errors import NotFound
+
+if TYPE_CHECKING:
+    from nbtrain.catalog import Catalog
+    from nbtrain.client.registry import ClientRegistry
+    from nbtrain.client.training import Training
+    from nbtrain.client.workloads import Workloads
+    from nbtrain.store import Store
+
+__all__ = ["BaseModels", "Client", "Parts", "Trajectories"]
+
+
+class Parts:
+    """What the parts of a client share; the store is opened when first needed."""
+
+    def __init__(self, home: Path | None, url: str | None) -> None:
+        self._home = home
+        self._url = url
+
+    @cached_property
+    def store(self) -> Store:
+        """The store."""
+        from nbtrain.store import open_store
+
+        return open_store(self._home, self._url)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """Workloads and base models."""
+        from nbtrain.catalog import SUMS, Catalog
+        from nbtrain.client.workloads import sums
+
+        return Catalog(self.store, samples={SUMS: sums})
+
+    @cached_property
+    def registry(self) -> ClientRegistry:
+        """Everything a plan can name."""
+        from nbtrain.client.registry import ClientRegistry
+
+        return ClientRegistry(self.store, self.catalog)
+
+    def run(self, ref: object) -> Run:
+        """The run that a Run, a name, an id or a prefix means."""
+        ref = getattr(ref, "training_run_id", ref)
+        if not isinstance(ref, str):
+            msg = f"a run is named by a Run, a name, an id or a prefix, not by {ref!r}"
+            raise NotFound(msg)
+        return Run(self.store, self.store.find_run(ref))
+
+
+class Client:
+    """Everything nbtrain can do, for programs and notebooks.
+
+    ``home`` is the folder for data (default: ``$NBTRAIN_HOME``, else the platform's user data
+    folder), ``store_url`` another database (default: ``$NBTRAIN_STORE_URL``). Nothing is opened
+    before it is needed.
+    """
+
+    def __init__(self, home: str | Path | None = None, store_url: str | None = None) -> None:
+        self._parts = Parts(Path(home) if home is not None else None, store_url)
+
+    @cached_property
+    def training(self) -> Training:
+        """Options, plans, runs, rewards and checkpoints."""
+        from nbtrain.client.training import Training
+
+        return Training(self._parts)
+
+    @cached_property
+    def trajectories(self) -> Trajectories:
+        """Single attempts and their texts."""
+        return Trajectories(self._parts)
+
+    @cached_property
+    def workloads(self) -> Workloads:
+        """What can be trained on."""
+        from nbtrain.client.workloads import Workloads
+
+        return Workloads(self._parts)
+
+    @cached_property
+    def base_models(self) -> BaseModels:
+        """What can be trained."""
+        return BaseModels(self._parts)
+
+
+class Trajectories:
+    """``client.trajectories``."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def list(
+        self,
+        training_run_id: Run | str,
+        step: int | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+        *,
+        split: str | None = None,
+    ) -> Pages[TrajectoryItem]:
+        """Trajectories of a run, oldest first, read page by page; their texts when asked for.
+
+        ``step`` narrows to one step, ``split`` to ``train`` or ``held_out``; ``after`` is the
+        ``trajectory_id`` to go on after, ``limit`` the largest number of items.
+        """
+        from nbtrain.client.pages import trajectory_pages
+
+        run = self._parts.run(training_run_id)
+        return trajectory_pages(
+            self._parts.store, run._key, run.id, step=step, split=split, limit=limit, after=after
+        )
+
+
+class BaseModels:
+    """``client.base_models``."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def list(self) -> Listing[BaseModelItem]:
+        """The embedded model and those that were selected."""
+        return Listing([BaseModelItem(m) for m in self._parts.registry.base_models()])
+
+    def get(self, base_model_slug: str) -> BaseModelItem:
+        """The base model of this slug. Raises :class:`NotFound`."""
+        return BaseModelItem(self._parts.registry.base_model(base_model_slug))
+
+    def select(self, path: str | Path, name: str | None = None) -> BaseModelItem:
+        """Make a local folder, a GGUF file or a repository trainable under ``name``.
+
+        The name defaults to the path's last part.
+
+        Raises :class:`Refused` with every reason it cannot be trained.
+        """
+        path = str(path)
+        name = name or Path(path).expanduser().name.removesuffix(".gguf")
+        return BaseModelItem(self._parts.catalog.select_base_model(path, name))
+
+
+class BaseModelItem:
+    """A base model; its attributes are the catalog's, ``base_model_slug`` and ``slug`` its name."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.base_model_slug: str = model.slug
+        self.slug: str = model.slug
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+    def to_row(self) -> dict[str, Any]:
+        """The model as one row of a table."""
+        names = ("kind", "max_context", "precision", "parameters", "fingerprint", "location")
+        return {"base_model_slug": self.slug, **{n: getattr(self._model, n, None) for n in names}}
+
+    def __repr__(self) -> str:
+        return f"<base model {self.slug}, context {self._model.max_context:,}>"

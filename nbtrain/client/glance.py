@@ -1,0 +1,182 @@
+"""A run's summary, kept up to date by reading only what is new."""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.client import lineage, tables
+from nbtrain.errors import NotFound
+from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.report.figures import png, reward_figure
+from nbtrain.report.summary import CheckpointLine, HeldOut, RunSummary, as_html, as_text
+
+if TYPE_CHECKING:
+    from nbtrain.client.run import Run
+    from nbtrain.jobs.liveness import Liveness
+    from nbtrain.store import Row, StoredRun
+
+__all__ = ["Glance"]
+
+_SHARE = 0.05  # of a core that pictures may take: one that took 0.1 s is followed by 2 s without
+_COUNTED = {
+    "used_groups": "used",
+    "no_signal_groups": "no signal",
+    "filtered_groups": "filtered",
+    "too_small_groups": "too small",
+    "discarded_groups": "discarded",
+    "pending_groups": "pending",
+}
+
+
+class Glance:
+    """What one sees of a run without asking further; may be used from several threads."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._lock = threading.RLock()
+        self._forget()
+        self._notes: list[str] | None = None
+        self._picture: bytes | None = None
+        self._pictured: object = None
+        self._next_picture = 0.0
+        self._fixed = False
+
+    def _forget(self) -> None:
+        self._attempt = 0
+        self._step_cursor = 0
+        self._round_cursor = 0
+        self._rewards: list[tuple[int, float | None]] = []
+        self._rounds: list[Row] = []
+        self._groups: dict[str, int] = {}
+
+    def refresh(self) -> RunSummary:
+        """Read what is new and return the whole summary."""
+        with self._lock:
+            row, seen = self._run._look()
+            # Rows of an ended run are read once more from the start: those of a step that was not
+            # settled may have changed, and an attempt that came back hides some
+            if row.attempt != self._attempt or (row.ended_for_good and not self._fixed):
+                self._forget()
+                self._attempt = row.attempt
+            self._fixed = row.ended_for_good
+            self._read(row)
+            return self._summary(row, seen)
+
+    def _read(self, row: StoredRun) -> None:
+        store = self._run._store
+        steps = store.rewards(row.key, self._step_cursor)
+        self._rewards += [(step["step"], step["avg_reward"]) for step in steps]
+        if steps:
+            self._step_cursor = max(step["id"] for step in steps)
+            (last,) = store.steps(
+                row.key, self._step_cursor - 1, limit=1, columns=tuple(_COUNTED)
+            ) or [{}]
+            self._groups = {told: last[name] for name, told in _COUNTED.items() if last.get(name)}
+        rounds = store.validation_rounds(row.key, self._round_cursor)
+        if rounds:
+            self._rounds += rounds
+            self._round_cursor = rounds[-1]["id"]
+
+    def _summary(self, row: StoredRun, seen: Liveness) -> RunSummary:
+        points = tables.held_out_points(self._rounds)
+        found = tables.checkpoint_records(self._run._store.checkpoints(row.key), points)
+        top = tables.best(found)
+        return RunSummary(
+            run_id=row.run_id,
+            name=row.name,
+            status=str(row.status),
+            phase=str(row.phase),
+            method=row.method,
+            workload=row.workload_name or row.workload_id[:12],
+            base_model=row.base_model_slug,
+            start_step=row.start_step,
+            completed_steps=row.completed_steps,
+            total_steps=row.total_steps,
+            updates_applied=row.updates_applied,
+            attempted=row.attempted_trajectories,
+            graded=row.graded_trajectories,
+            output_tokens=row.output_tokens,
+            created_at=row.created_at,
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+            failure=row.failure,
+            ended=row.ended,
+            liveness=None if row.ended_for_good else seen.message,
+            rewards=list(self._rewards),
+            held_out=[
+                HeldOut(p.step, p.held_out_reward, p.round_completed, p.completed_samples,
+                        p.expected_samples)
+                for p in points
+            ],
+            checkpoints=[
+                CheckpointLine(c.checkpoint_id, c.step_index, c.held_out_reward,
+                               c.round_completed, best=c == top, kind=c.kind)
+                for c in found
+            ],
+            last_groups=dict(self._groups),
+            notes=self._told(row),
+        )  # fmt: skip
+
+    def _told(self, row: StoredRun) -> list[str]:
+        if self._notes is None:
+            self._notes = run_notes(self._run, row)
+        return self._notes
+
+    def figure(self) -> Any:
+        """The curve as a matplotlib figure."""
+        return _figure(self.refresh())
+
+    def text(self) -> str:
+        """The summary as text."""
+        return as_text(self.refresh())
+
+    def bundle(self, *, hurry: bool = False) -> dict[str, Any]:
+        """The summary as text, static HTML and PNG, by MIME type.
+
+        With ``hurry`` the picture may be an older one, or missing while no step is there: drawing
+        is held to a twentieth of one core.
+        """
+        with self._lock:
+            summary = self.refresh()
+            picture = self._drawn(summary, hurry=hurry)
+            bundle = {"text/plain": as_text(summary), "text/html": as_html(summary, picture)}
+            if picture:
+                bundle["image/png"] = base64.b64encode(picture).decode("ascii")
+            return bundle
+
+    def _drawn(self, summary: RunSummary, *, hurry: bool) -> bytes | None:
+        if not summary.rewards and not summary.held_out:
+            return None
+        state = (len(summary.rewards), len(summary.held_out), self._attempt)
+        late = summary.status in ("succeeded", "failed", "cancelled")
+        if state == self._pictured or (
+            hurry and not late and time.monotonic() < self._next_picture
+        ):
+            return self._picture
+        begun = time.monotonic()
+        self._picture = png(_figure(summary))
+        self._pictured = state
+        now = time.monotonic()
+        self._next_picture = now + (now - begun) / _SHARE
+        return self._picture
+
+
+def _figure(summary: RunSummary) -> Any:
+    return reward_figure(
+        summary.rewards, summary.held_out, title=summary.title, total_steps=summary.total_steps
+    )
+
+
+def run_notes(run: Run, row: StoredRun) -> list[str]:
+    """What was inherited, the certificate, and the plan's hints."""
+    plan = ResolvedPlan.from_json(row.resolved)
+    parent = None
+    if plan.parent is not None:
+        try:
+            parent = ResolvedPlan.from_json(run._store.find_run(plan.parent.run_id).resolved)
+        except NotFound:
+            parent = None
+    return lineage.notes(plan, parent)

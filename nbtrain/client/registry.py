@@ -1,0 +1,93 @@
+"""Everything a plan can name: the catalog's workloads and models, the store's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.client.records import Checkpoint
+from nbtrain.errors import Problem, Refused
+
+if TYPE_CHECKING:
+    from nbtrain.catalog import BaseModel, Catalog, Workload
+    from nbtrain.plan.registry import BaseModelInfo
+    from nbtrain.store import Store, StoredCheckpoint
+
+__all__ = ["ClientRegistry", "ParentCheckpoint"]
+
+
+@dataclass(frozen=True)
+class ParentCheckpoint:
+    """A committed checkpoint as the plan sees it (``plan.registry.CheckpointInfo``)."""
+
+    checkpoint_id: str
+    run_id: str
+    step_index: int
+    base_model_slug: str
+    base_fingerprint: str
+    workload_id: str
+    path: str
+    has_weights: bool
+    has_training_state: bool
+    resolved: Mapping[str, Any]
+
+
+class ClientRegistry:
+    """Implements ``plan.registry.Registry`` over one store."""
+
+    def __init__(self, store: Store, catalog: Catalog) -> None:
+        self._store = store
+        self._catalog = catalog
+
+    def workload(self, ref: object) -> Workload:
+        """The workload a name, an id, a prefix or a workload object means."""
+        return self._catalog.workload(getattr(ref, "_workload", ref))
+
+    def base_model(self, ref: object) -> BaseModel:
+        """The base model a slug, a repository, a folder or a base model object means."""
+        return self._catalog.base_model(getattr(ref, "_model", ref))
+
+    def base_models(self) -> list[BaseModelInfo]:
+        """The models that ``list_options`` offers."""
+        return list(self._catalog.base_models())
+
+    def checkpoint(self, ref: object) -> ParentCheckpoint:
+        """The checkpoint that an object, an id or a prefix means.
+
+        Raises :class:`NotFound`, and :class:`Refused` for what cannot be a checkpoint.
+        """
+        if isinstance(ref, Checkpoint):
+            ref = ref.checkpoint_id
+        if not isinstance(ref, str):
+            problem = Problem(
+                field="parent_checkpoint_id",
+                message=f"parent_checkpoint_id is a {type(ref).__name__}",
+                found=repr(ref)[:80],
+                allowed="a Checkpoint, its id, or a prefix of its id",
+                hint=_hint(ref),
+            )
+            raise Refused([problem])
+        return parent_of(self._store.find_checkpoint(ref), self._store)
+
+
+def _hint(ref: object) -> str | None:
+    from nbtrain.client.run import Run
+
+    return "A run has several checkpoints: run.best() picks one" if isinstance(ref, Run) else None
+
+
+def parent_of(row: StoredCheckpoint, store: Store) -> ParentCheckpoint:
+    """The plan's view of a stored checkpoint, with its run's resolved plan."""
+    return ParentCheckpoint(
+        checkpoint_id=row.checkpoint_id,
+        run_id=row.run_id,
+        step_index=row.step,
+        base_model_slug=row.base_model_slug or "",
+        base_fingerprint=row.base_fingerprint or "",
+        workload_id=row.workload_id or "",
+        path=row.path,
+        has_weights=row.weights,
+        has_training_state=row.training_state,
+        resolved=store.run(row.run).resolved,
+    )

@@ -1,0 +1,328 @@
+"""A run as an object: its state, its tables, its picture, and what one may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from nbtrain.client import tables
+from nbtrain.client.listing import Listing
+from nbtrain.client.records import Checkpoint, Progress
+from nbtrain.client.refusals import refuse
+from nbtrain.plan.resolved import ResolvedPlan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nbtrain.client.glance import Glance
+    from nbtrain.jobs.liveness import Liveness
+    from nbtrain.store import Row, Store, StoredRun
+
+__all__ = ["Run"]
+
+_LOG_TAIL = 64 * 1024  # bytes of the job's log that ``run.log`` returns
+
+
+class Run:
+    """One training run, read from the store whenever it is asked; the handle keeps no state.
+
+    Every read first looks whether the run's host still lives, so that a run whose host is gone
+    reads FAILED with the reason. Frames are plain pandas and never change by themselves.
+    """
+
+    def __init__(self, store: Store, row: StoredRun) -> None:
+        self._store = store
+        self._key = row.key
+        self._glance: Glance | None = None
+        self.id: str = row.run_id
+        self.name: str | None = row.name
+        self.config_hash: str = row.config_hash
+
+    @property
+    def run_id(self) -> str:
+        """The same as ``id``."""
+        return self.id
+
+    @property
+    def training_run_id(self) -> str:
+        """The same as ``id``."""
+        return self.id
+
+    @property
+    def title(self) -> str:
+        """``run first (1a2b3c4d5e6f)``, for sentences."""
+        short = self.id[:12]
+        return f"run {self.name} ({short})" if self.name else f"run {short}"
+
+    # State
+
+    def _look(self) -> tuple[StoredRun, Liveness]:
+        """The run's row and whether its job lives.
+
+        A run whose host is gone is ended here, so that it never looks alive.
+        """
+        from nbtrain.jobs.liveness import liveness, reap
+
+        row = self._store.run(self._key)
+        seen = liveness(self._store, row)
+        if seen.state == "gone" and not row.ended_for_good:
+            reap(self._store, row)
+            row = self._store.run(self._key)
+        return row, seen
+
+    def _row(self) -> StoredRun:
+        return self._look()[0]
+
+    @property
+    def phase(self) -> str:
+        """The fine state, such as ``TRAINING``."""
+        return str(self._row().phase)
+
+    @property
+    def status(self) -> str:
+        """The coarse state: pending, running, succeeded, failed or cancelled."""
+        return str(self._row().status)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run succeeded, failed or was cancelled."""
+        return self._row().ended_for_good
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run failed."""
+        return self._row().failure
+
+    @property
+    def ended(self) -> str | None:
+        """Why the run ended before its last step, where it did."""
+        return self._row().ended
+
+    @property
+    def unresponsive_since(self) -> float | None:
+        """Unix time since which the job has given no sign of life though its host exists."""
+        _, seen = self._look()
+        return seen.since if seen.state == "unresponsive" else None
+
+    @property
+    def progress(self) -> Progress:
+        """Steps and trajectories so far."""
+        row = self._row()
+        return Progress(
+            completed_steps=row.completed_steps,
+            total_steps=row.total_steps,
+            attempted_trajectories=row.attempted_trajectories,
+            graded_trajectories=row.graded_trajectories,
+            start_step=row.start_step,
+            updates_applied=row.updates_applied,
+            saved_step=row.saved_step,
+            output_tokens=row.output_tokens,
+        )
+
+    @property
+    def plan(self) -> ResolvedPlan:
+        """What the run trains under."""
+        return ResolvedPlan.from_json(self._store.run(self._key).resolved)
+
+    @property
+    def earlier_runs(self) -> Listing[Run]:
+        """Runs of the same recipe (equal config hash) that were created before, newest first."""
+        found = [
+            Run(self._store, row)
+            for row in self._store.runs()
+            if row.config_hash == self.config_hash and row.key < self._key
+        ]
+        return Listing(found)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder: logs and checkpoints."""
+        return self._store.run_folder(self.id)
+
+    # Tables
+
+    def _rows(self, what: str) -> list[Row]:
+        """Rows of the run by the store's word for them, after a look at the run."""
+        self._row()
+        rows: list[Row] = getattr(self._store, what)(self._key)
+        return rows
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row per step with every recorded figure."""
+        return tables.metrics(self._rows("steps"))
+
+    @property
+    def rewards(self) -> pd.DataFrame:
+        """``step, avg_reward, used_reward``: means over all graded and over used trajectories."""
+        return tables.rewards(self._rows("rewards"))
+
+    @property
+    def groups(self) -> pd.DataFrame:
+        """One row per step: where its groups went, and whether the update was applied."""
+        return tables.groups(self._rows("steps"))
+
+    @property
+    def validation(self) -> pd.DataFrame:
+        """One row per validation round; compare only those with ``round_completed``."""
+        return tables.validation(self._rows("validation_rounds"))
+
+    @property
+    def trajectories(self) -> pd.DataFrame:
+        """The newest 20,000 trajectories without texts; ``attrs["left_off"]`` counts the others."""
+        self._row()
+        rows = self._store.trajectories(self._key, limit=tables.NEWEST, newest=True)
+        total = self._store.trajectory_count(self._key)
+        return tables.trajectories(rows, self.id, left_off=max(0, total - len(rows)))
+
+    @property
+    def checkpoints(self) -> pd.DataFrame:
+        """One row per committed checkpoint with its held-out reward."""
+        return tables.checkpoints(self.checkpoint_list())
+
+    @property
+    def events(self) -> pd.DataFrame:
+        """One row per phase the run entered: ``at, attempt, phase, message``."""
+        return tables.events(self._rows("phases"))
+
+    @property
+    def log(self) -> str:
+        """The end of the job's log, at most 64 KiB; a first line says what is left off."""
+        logs = self.folder / "logs"
+        parts = [_tail(path) for path in sorted(logs.glob("*.log"))] if logs.is_dir() else []
+        return "\n".join(part for part in parts if part)
+
+    def checkpoint_list(self) -> list[Checkpoint]:
+        """The committed checkpoints as objects, by step."""
+        rounds = tables.held_out_points(self._rows("validation_rounds"))
+        return tables.checkpoint_records(self._store.checkpoints(self._key), rounds)
+
+    def best(self) -> Checkpoint:
+        """The checkpoint with the highest held-out reward of a complete round, earliest on ties.
+
+        Raises ``LookupError`` when no checkpoint has a complete round at its step.
+        """
+        found = tables.best(self.checkpoint_list())
+        if found is None:
+            msg = f"{self.title} has no checkpoint with a complete validation round at its step"
+            raise LookupError(msg)
+        return found
+
+    # Picture
+
+    def glance(self) -> Glance:
+        """The summary behind the repr; it reads only what is new each time."""
+        from nbtrain.client.glance import Glance
+
+        if self._glance is None:
+            self._glance = Glance(self)
+        return self._glance
+
+    def plot(self) -> Any:
+        """A matplotlib figure of the reward and the held-out rounds."""
+        return self.glance().figure()
+
+    def __repr__(self) -> str:
+        return self.glance().text()
+
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> Mapping[str, Any]:
+        return self.glance().bundle()
+
+    # Control
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait until the run is over, at most ``timeout`` seconds, and return it.
+
+        Raises :class:`RunEnded` with the reason when it failed or was cancelled, and
+        ``TimeoutError`` when the time is up. An interrupt only stops the waiting. A run that
+        succeeded without an update warns that no weight changed.
+        """
+        from nbtrain.client.waiting import wait
+
+        wait(self, timeout)
+        return self
+
+    def cancel(self) -> Run:
+        """Ask the run to stop; its checkpoints stay. Returns at once; a run that is over stays."""
+        from nbtrain.jobs.control import request_cancel
+
+        row = self._row()
+        if not row.ended_for_good:
+            request_cancel(self._store, row)
+        return self
+
+    def pause(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused by name."""
+        refuse("Run.pause", "run.cancel() keeps the checkpoints to go on from")
+
+    def resume(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused by name."""
+        refuse("Run.resume", "a new run goes on from a checkpoint: parent_checkpoint_id=")
+
+    def branch(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused by name."""
+        refuse("Run.branch", "a new run goes on from a checkpoint: parent_checkpoint_id=")
+
+    def evaluate(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused by name."""
+        refuse("Run.evaluate")
+
+    def report(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused by name."""
+        refuse("Run.report")
+
+    def export(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused by name."""
+        refuse("Run.export")
+
+    def panel(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused by name."""
+        refuse("Run.panel", "%train watch follows a run in place")
+
+    def diagnose(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused by name."""
+        refuse("Run.diagnose")
+
+    # A run is its id
+
+    def to_row(self) -> dict[str, Any]:
+        """The run as one row of a table of runs."""
+        row = self._row()
+        return {
+            "run_id": self.id,
+            "name": row.name,
+            "status": str(row.status),
+            "phase": str(row.phase),
+            "method": row.method,
+            "workload": row.workload_name or row.workload_id[:12],
+            "base_model_slug": row.base_model_slug,
+            "completed_steps": row.completed_steps,
+            "total_steps": row.total_steps,
+            "created_at": row.created_at,
+            "ended_at": row.ended_at,
+            "config_hash": row.config_hash,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __iter__(self) -> Iterator[Any]:
+        msg = "a run is no list; its tables are run.rewards, run.groups, run.checkpoints, …"
+        raise TypeError(msg)
+
+
+def _tail(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - _LOG_TAIL))
+        text = file.read().decode("utf-8", errors="replace")
+    if size > _LOG_TAIL:
+        text = text.partition("\n")[2]
+        return f"== {path.name}: the first {size - _LOG_TAIL:,} bytes are left off ==\n{text}"
+    return f"== {path.name} ==\n{text}" if text else ""

@@ -1,0 +1,230 @@
+"""The tables of a run: which columns a frame has, and where each comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.client.frames import frame
+from nbtrain.client.records import Checkpoint, HeldOutPoint, StepSummary
+from nbtrain.store import trajectory_ref
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nbtrain.store import StoredCheckpoint
+
+NEWEST = 20_000
+"""Trajectories that a frame holds at most."""
+
+GROUP_COUNTS = (
+    "completed_groups",
+    "used_groups",
+    "no_signal_groups",
+    "filtered_groups",
+    "too_small_groups",
+    "discarded_groups",
+    "pending_groups",
+    "started_groups",
+    "in_flight_groups",
+    "cancelled_groups",
+)
+_STEP_COLUMNS = (
+    "step",
+    "created_at",
+    "avg_reward",
+    "used_reward",
+    "loss",
+    "learning_rate",
+    *GROUP_COUNTS,
+    "update_applied",
+    "skip_reason",
+    "settled",
+    "attempt",
+)
+_GROUP_COLUMNS = ("step", *GROUP_COUNTS, "update_applied", "skip_reason", "settled")
+_ROUND_COLUMNS = (
+    "step",
+    "held_out_reward",
+    "round_completed",
+    "completed_samples",
+    "expected_samples",
+    "policy_version",
+    "seconds",
+    "created_at",
+)
+TRAJECTORY_COLUMNS = (
+    "trajectory_id",
+    "step",
+    "split",
+    "group_id",
+    "sample",
+    "task_id",
+    "status",
+    "reason",
+    "reward",
+    "used_reward",
+    "eligible",
+    "verdict",
+    "advantage",
+    "turns",
+    "prompt_tokens",
+    "output_tokens",
+    "policy_version",
+    "consumed_step",
+    "seconds",
+    "error",
+    "attempt",
+)
+_CHECKPOINT_COLUMNS = (
+    "checkpoint_id",
+    "step_index",
+    "held_out_reward",
+    "round_completed",
+    "kind",
+    "reason",
+    "size_bytes",
+    "created_at",
+    "base_model_slug",
+    "run_id",
+    "pinned",
+)
+
+
+def metrics(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row per step, every recorded figure a column; nested figures are joined by a dot."""
+    flat = [{name: row.get(name) for name in _STEP_COLUMNS} | _flat(row) for row in rows]
+    names = dict.fromkeys(_STEP_COLUMNS)
+    for row in flat:
+        names.update(dict.fromkeys(row))
+    return frame(flat, names)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in (row.get("metrics") or {}).items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{inner}": v for inner, v in value.items()})
+        elif name not in _STEP_COLUMNS:
+            flat[name] = value
+    return flat
+
+
+def rewards(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """``step, avg_reward, used_reward``."""
+    return frame(list(rows), ("step", "avg_reward", "used_reward"))
+
+
+def groups(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row per step: where its groups went."""
+    return frame(list(rows), _GROUP_COLUMNS)
+
+
+def validation(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row per validation round."""
+    return frame(list(rows), _ROUND_COLUMNS)
+
+
+def trajectories(
+    rows: Iterable[Mapping[str, Any]], run_id: str, *, left_off: int = 0
+) -> pd.DataFrame:
+    """One row per trajectory, oldest first, without texts."""
+    found = [trajectory_row(row, run_id) for row in rows]
+    return frame(found, TRAJECTORY_COLUMNS, left_off=left_off)
+
+
+def trajectory_row(row: Mapping[str, Any], run_id: str) -> dict[str, Any]:
+    """The public columns of a trajectory's row; ``trajectory_id`` becomes its public id."""
+    named = {name: row[name] for name in TRAJECTORY_COLUMNS}
+    named["trajectory_id"] = trajectory_ref(run_id, dict(row))
+    return named
+
+
+def checkpoints(found: Iterable[Checkpoint]) -> pd.DataFrame:
+    """One row per committed checkpoint, by step."""
+    return frame([c.to_row() for c in found], _CHECKPOINT_COLUMNS)
+
+
+def events(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row per phase the run entered."""
+    return frame(list(rows), ("at", "attempt", "phase", "message"))
+
+
+def held_out_points(rows: Iterable[Mapping[str, Any]]) -> list[HeldOutPoint]:
+    """The rounds as records."""
+    return [
+        HeldOutPoint(
+            step=row["step"],
+            held_out_reward=row["held_out_reward"],
+            round_completed=bool(row["round_completed"]),
+            completed_samples=row["completed_samples"] or 0,
+            expected_samples=row["expected_samples"] or 0,
+            policy_version=row.get("policy_version"),
+        )
+        for row in rows
+    ]
+
+
+def step_summaries(rows: Iterable[Mapping[str, Any]]) -> list[StepSummary]:
+    """The steps' ledgers as records."""
+    return [
+        StepSummary(
+            step=row["step"],
+            avg_reward=row["avg_reward"],
+            used_reward=row["used_reward"],
+            **{name: row[name] or 0 for name in GROUP_COUNTS},
+            update_applied=bool(row["update_applied"]),
+            skip_reason=row["skip_reason"],
+            settled=bool(row["settled"]),
+        )
+        for row in rows
+    ]
+
+
+def checkpoint_kind(*, weights: bool, training_state: bool) -> str:
+    """What a checkpoint holds, in words."""
+    held = (("weights", weights), ("training state", training_state))
+    return " + ".join(name for name, there in held if there) or "empty"
+
+
+def checkpoint_records(
+    rows: Iterable[StoredCheckpoint], rounds: Iterable[HeldOutPoint]
+) -> list[Checkpoint]:
+    """Checkpoints by step, each with the round at its step."""
+    by_step = {point.step: point for point in rounds}
+    in_order = sorted(rows, key=lambda row: (row.step, row.key))
+    return [_checkpoint(row, by_step.get(row.step)) for row in in_order]
+
+
+def _checkpoint(row: StoredCheckpoint, point: HeldOutPoint | None) -> Checkpoint:
+    return Checkpoint(
+        checkpoint_id=row.checkpoint_id,
+        step_index=row.step,
+        base_model_slug=row.base_model_slug or "",
+        held_out_reward=point.held_out_reward if point else None,
+        round_completed=bool(point and point.round_completed),
+        kind=checkpoint_kind(weights=row.weights, training_state=row.training_state),
+        reason=row.reason or "",
+        size_bytes=row.size_bytes or 0,
+        created_at=row.created_at,
+        run_id=row.run_id,
+        path=row.path,
+        has_weights=row.weights,
+        has_training_state=row.training_state,
+        pinned=row.pinned,
+    )
+
+
+def best(found: Iterable[Checkpoint]) -> Checkpoint | None:
+    """Highest held-out reward of complete rounds, the earliest on ties; ``None`` if there is none.
+
+    Checkpoints without weights cannot be picked.
+    """
+    ranked = [
+        c for c in found if c.round_completed and c.held_out_reward is not None and c.has_weights
+    ]
+    return min(ranked, key=_rank) if ranked else None
+
+
+def _rank(checkpoint: Checkpoint) -> tuple[float, int]:
+    return -(checkpoint.held_out_reward or 0.0), checkpoint.step_index

@@ -1,0 +1,267 @@
+"""``client.training``: options, plans, runs, rewards and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from nbtrain.client import tables
+from nbtrain.client.frames import frame
+from nbtrain.client.listing import Listing, row_of
+from nbtrain.client.records import Checkpoint, HeldOutPoint, Progress, RewardPoint, StepSummary
+from nbtrain.client.refusals import refuse
+from nbtrain.client.resolved import ResolvedView
+from nbtrain.client.run import Run
+from nbtrain.plan.listing import ModelOptions
+from nbtrain.plan.resolved import ResolvedPlan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nbtrain.client.client import Parts
+
+__all__ = ["Checkpoints", "OptionsListing", "Rewards", "Runs", "Training"]
+
+RunRef = Run | str
+
+
+class OptionsListing(Listing[ModelOptions]):
+    """The models that can be trained; ``models`` is the same list as ``items``."""
+
+    def __init__(self, models: list[ModelOptions]) -> None:
+        super().__init__(models)
+        self.models = models
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per model and option."""
+        rows = [
+            {"base_model_slug": model.base_model_slug, **row_of(option)}
+            for model in self.models
+            for option in model.options
+        ]
+        return frame(rows)
+
+
+class Training:
+    """Everything about training runs. Runs are named by a Run, a name, an id or a prefix."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.runs = Runs(parts)
+        self.rewards = Rewards(parts)
+        self.checkpoints = Checkpoints(parts)
+
+    def list_options(
+        self, bench_id: object = None, *, mode: Literal["training", "evaluation"] = "training"
+    ) -> OptionsListing:
+        """The base models and, for each, every option with type, bounds, default and help.
+
+        ``bench_id`` names a workload; it is checked, and its base model comes first.
+        """
+        from nbtrain.plan.listing import list_options
+
+        registry = self._parts.registry
+        models = registry.base_models()
+        if bench_id is not None:
+            preferred = registry.workload(bench_id).base_model
+            if preferred is not None and preferred not in {m.slug for m in models}:
+                models.append(registry.base_model(preferred))
+            models.sort(key=lambda m: m.slug != preferred)
+        return OptionsListing(list_options(models, mode).models)
+
+    def resolve(
+        self,
+        descriptor: object = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        bench_id: object = None,
+        base_model_slug: object = None,
+        parent_checkpoint_id: object = None,
+        display_name: str | None = None,
+        algorithm: str | None = None,
+        load_weights_only: bool | None = None,
+    ) -> ResolvedView:
+        """The plan that these options make; nothing is started or stored.
+
+        Raises :class:`PlanRefused` with every problem at once.
+        """
+        from nbtrain.plan.resolve import resolve
+
+        if descriptor is not None:
+            refuse("a descriptor", "state options=… and bench_id=… instead")
+        plan = resolve(
+            options,
+            registry=self._parts.registry,
+            workload=bench_id,
+            base_model=base_model_slug,
+            parent=parent_checkpoint_id,
+            display_name=display_name,
+            algorithm=algorithm,
+            load_weights_only=load_weights_only,
+        )
+        return ResolvedView(plan, self._parent_plan(plan))
+
+    def _parent_plan(self, plan: ResolvedPlan) -> ResolvedPlan | None:
+        if plan.parent is None:
+            return None
+        row = self._parts.store.find_run(plan.parent.run_id)
+        return ResolvedPlan.from_json(row.resolved)
+
+    def create(
+        self,
+        *,
+        bench_id: object = None,
+        base_model_slug: object = None,
+        options: Mapping[str, Any] | None = None,
+        parent_checkpoint_id: object = None,
+        display_name: str | None = None,
+    ) -> Run:
+        """Start a new run in the background and return it at once.
+
+        With ``parent_checkpoint_id`` it goes on from that checkpoint, and what is not stated is
+        inherited from the checkpoint's run. Raises :class:`PlanRefused` with every problem, and
+        then nothing was started.
+        """
+        view = self.resolve(
+            options=options,
+            bench_id=bench_id,
+            base_model_slug=base_model_slug,
+            parent_checkpoint_id=parent_checkpoint_id,
+            display_name=display_name,
+        )
+        return self.launch(view)
+
+    def start(
+        self,
+        descriptor: object = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        bench_id: object = None,
+        base_model_slug: object = None,
+        parent_checkpoint_id: object = None,
+        display_name: str | None = None,
+    ) -> Run:
+        """The same as :meth:`create`; the run's ``config_hash`` and ``earlier_runs`` tell whether
+        this recipe was trained before.
+        """
+        if descriptor is not None:
+            refuse("a descriptor", "state options=… and bench_id=… instead")
+        return self.create(
+            bench_id=bench_id,
+            base_model_slug=base_model_slug,
+            options=options,
+            parent_checkpoint_id=parent_checkpoint_id,
+            display_name=display_name,
+        )
+
+    def launch(self, view: ResolvedView, *, text: str | None = None) -> Run:
+        """Start a resolved plan; ``text`` is the plan as it was typed, kept for the record."""
+        from nbtrain.jobs.launch import launch
+        from nbtrain.store import new_id
+
+        store = self._parts.store
+        row = store.create_run(new_id(), plan=as_given(view.plan, text), resolved=view.plan)
+        launch(store, row)
+        return Run(store, row)
+
+    def find_same(self, view: ResolvedView) -> Run | None:
+        """The newest run of the plan's name, if it trains under the same plan, else ``None``."""
+        from nbtrain.plan.identity import same_plan
+
+        name = view.plan.display_name
+        newest = self._parts.store.runs(limit=1, name=name) if name else []
+        if newest and same_plan(ResolvedPlan.from_json(newest[0].resolved), view.plan):
+            return Run(self._parts.store, newest[0])
+        return None
+
+
+def as_given(plan: ResolvedPlan, text: str | None) -> dict[str, Any]:
+    """The plan as it was stated, as JSON."""
+    stated = {s.name: s.value for s in plan.settings.values() if s.origin == "stated"}
+    return {
+        "options": stated,
+        "workload": plan.workload.name or plan.workload.workload_id,
+        "base_model_slug": plan.base_model.slug,
+        "parent_checkpoint_id": plan.parent.checkpoint_id if plan.parent else None,
+        "display_name": plan.display_name,
+        "text": text,
+    }
+
+
+class Runs:
+    """``client.training.runs``."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def get(self, run: RunRef) -> Run:
+        """The run a name (its newest run), an id or a prefix means.
+
+        Raises :class:`NotFound`, and :class:`AmbiguousReference` for a prefix of several.
+        """
+        return self._parts.run(run)
+
+    def retrieve(self, training_run_id: RunRef) -> Run:
+        """The same as :meth:`get`."""
+        return self.get(training_run_id)
+
+    def list(self, limit: int | None = None) -> Listing[Run]:
+        """Runs, newest first."""
+        store = self._parts.store
+        return Listing([Run(store, row) for row in store.runs(limit)])
+
+    def progress(self, training_run_id: RunRef) -> Progress:
+        """Steps and trajectories so far."""
+        return self.get(training_run_id).progress
+
+    def list_step_summaries(self, training_run_id: RunRef) -> Listing[StepSummary]:
+        """The ledger of every step."""
+        run = self.get(training_run_id)
+        return Listing(tables.step_summaries(run._rows("steps")))
+
+    def cancel(self, training_run_id: RunRef) -> Run:
+        """Ask the run to stop; its checkpoints stay."""
+        return self.get(training_run_id).cancel()
+
+    def wait(self, training_run_id: RunRef, timeout: float | None = None) -> Run:
+        """Wait for the end; see :meth:`Run.wait`."""
+        return self.get(training_run_id).wait(timeout)
+
+
+class Rewards:
+    """``client.training.rewards``."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def list_history(self, training_run_id: RunRef) -> Listing[RewardPoint]:
+        """The mean reward of every step."""
+        rows = self._parts.run(training_run_id)._rows("rewards")
+        return Listing([RewardPoint(r["step"], r["avg_reward"], r["used_reward"]) for r in rows])
+
+    def list_held_out_rewards(self, training_run_id: RunRef) -> Listing[HeldOutPoint]:
+        """Every validation round; compare only those with ``round_completed``."""
+        rows = self._parts.run(training_run_id)._rows("validation_rounds")
+        return Listing(tables.held_out_points(rows))
+
+
+class Checkpoints:
+    """``client.training.checkpoints``."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def list(self, training_run_id: RunRef) -> Listing[Checkpoint]:
+        """The committed checkpoints of a run, by step."""
+        return Listing(self._parts.run(training_run_id).checkpoint_list())
+
+    def get(self, checkpoint_id: Checkpoint | str) -> Checkpoint:
+        """The checkpoint that an id or a prefix means.
+
+        Raises :class:`NotFound`, and :class:`AmbiguousReference` for a prefix of several.
+        """
+        if isinstance(checkpoint_id, Checkpoint):
+            checkpoint_id = checkpoint_id.checkpoint_id
+        row = self._parts.store.find_checkpoint(checkpoint_id)
+        found = self._parts.run(row.run_id).checkpoint_list()
+        return next(c for c in found if c.checkpoint_id == row.checkpoint_id)

@@ -1,0 +1,156 @@
+"""``client.workloads`` and :func:`workload`: what can be trained on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.client.listing import Listing
+from nbtrain.errors import Problem, Refused
+
+if TYPE_CHECKING:
+    from nbtrain.catalog import Workload, WorkloadSpec
+    from nbtrain.client.client import Parts
+    from nbtrain.rewards import RewardTerm
+
+__all__ = ["WorkloadItem", "Workloads", "build", "sums"]
+
+
+class WorkloadItem:
+    """A registered workload. ``id`` is its content hash and serves as ``bench_id``.
+
+    The name is an alias that may move on to another content; the object does not.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self.id: str = workload.workload_id
+        self.workload_id: str = workload.workload_id
+        self.name: str | None = workload.name
+        self.base_model: str | None = workload.base_model
+        self.raw: bool = workload.raw
+        self.reward_names: list[str] = workload.reward_names
+
+    def tasks(self) -> list[Any]:
+        """Every task that may train or be split off."""
+        return list(self._workload.tasks())
+
+    def held_out_tasks(self) -> list[Any]:
+        """The stated held-out tasks."""
+        return list(self._workload.held_out_tasks())
+
+    def to_row(self) -> dict[str, Any]:
+        """The workload as one row of a table."""
+        split = self._workload.split(validation=True)
+        return {
+            "name": self.name,
+            "workload_id": self.id,
+            "train": split.train,
+            "held_out": split.held_out,
+            "split": split.description,
+            "rewards": ", ".join(self.reward_names),
+            "base_model": self.base_model,
+            "raw": self.raw,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WorkloadItem) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        row = self.to_row()
+        return (
+            f"<Workload {self.name or ''} {self.id[:12]}: {row['train']:,} tasks train, "
+            f"{row['held_out']:,} held out, rewards {row['rewards']}>"
+        )
+
+
+class Workloads:
+    """``client.workloads``."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def create(
+        self,
+        name: str,
+        *,
+        tasks: object,
+        rewards: object,
+        base_model: Any = None,
+        held_out: object = 0.1,
+        raw: bool = False,
+    ) -> WorkloadItem:
+        """Register a workload and let ``name`` mean it.
+
+        ``tasks`` is a DataFrame or a list of dicts with a ``prompt`` column (chat messages, or
+        text) and the columns that the rewards read. ``rewards`` is a reward, or a list of
+        rewards and ``(reward, weight)``. ``held_out`` is the fraction of prompts that never
+        trains, or those tasks themselves. With ``raw`` no chat template is applied. Raises
+        :class:`Refused` with every problem at once.
+        """
+        spec = build(
+            name, tasks=tasks, rewards=rewards, base_model=base_model, held_out=held_out, raw=raw
+        )
+        return WorkloadItem(self._parts.catalog.register_workload(spec))
+
+    def get(self, ref: object) -> WorkloadItem:
+        """The workload that a name, an id or a prefix means. Raises :class:`NotFound`."""
+        return WorkloadItem(self._parts.registry.workload(ref))
+
+    def list(self) -> Listing[WorkloadItem]:
+        """Every named workload, the one named last first, then the samples."""
+        return Listing([self.get(name) for name in self._parts.catalog.workload_names()])
+
+
+def build(
+    name: str,
+    *,
+    tasks: object,
+    rewards: object,
+    base_model: Any = None,
+    held_out: object = 0.1,
+    raw: bool = False,
+) -> WorkloadSpec:
+    """Check tasks and rewards, and the one against the other; raises with all problems at once."""
+    from nbtrain.catalog import build_workload
+    from nbtrain.rewards import as_terms, check_columns, pack
+
+    problems: list[Problem] = []
+    packed = b""
+    identity: list[dict[str, Any]] = []
+    terms: list[RewardTerm] = []
+    try:
+        terms = as_terms(rewards)
+        packed, identity = pack(terms)
+    except Refused as error:
+        problems += error.problems
+    try:
+        spec = build_workload(
+            name,
+            tasks=tasks,
+            rewards=packed,
+            reward_identity=identity,
+            base_model=getattr(base_model, "slug", base_model),
+            held_out=held_out,
+            raw=raw,
+        )
+    except Refused as error:
+        raise Refused([*problems, *error.problems]) from None
+    columns = [column for column in spec.rows[0] if column != "prompt"]
+    problems += check_columns(terms, columns)
+    if problems:
+        raise Refused(problems)
+    return spec
+
+
+def sums() -> WorkloadSpec:
+    """The sample workload ``sums``: additions, rewarded for the exact reply."""
+    from nbtrain.catalog import SUMS, SUMS_BASE_MODEL, sums_rows
+    from nbtrain.rewards import exact
+
+    train, held_out = sums_rows()
+    return build(
+        SUMS, tasks=train, rewards=[exact("answer")], base_model=SUMS_BASE_MODEL, held_out=held_out
+    )
