@@ -1,0 +1,366 @@
+"""Scoring groups in killable worker processes.
+
+Processes, timing and killing are pebble's; here are the words of rewards: what one call is, what
+a failure means for which completion, and how the pool goes on after anything a reward can do.
+
+One call grades a whole group. When it takes too long or its process dies, each part is called
+again alone (a term of one sample on each completion, a term of TRL's form on the group), so that
+only the culprit stays ungraded. A group with *u* such parts thus takes at most 1 + *u* calls of
+``timeout_seconds`` that hang, spread over the workers. A call begins no further part once half
+its time is over, and the rest goes into another call, so slow functions are not taken for hanging.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import queue
+import signal
+import time
+from collections.abc import Callable, Collection, Hashable
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pebble import ProcessExpired, ProcessPool
+
+from nbtrain.errors import Problem
+from nbtrain.rewards import worker
+from nbtrain.rewards.contract import GradeRequest, GroupGrades, Kind, Outcome, TermInfo, combine
+from nbtrain.rewards.output import OUTPUT_LIMIT, Drain
+from nbtrain.rewards.packing import read_packed
+from nbtrain.rewards.scoring import Unit, describe
+
+__all__ = ["RewardPool"]
+
+_SLICE_SECONDS = 0.5
+_STALL_SECONDS = 30.0
+_MOST_BREAKS = 3
+
+
+@dataclass(slots=True)
+class _Group:
+    """A group being graded: its request as sent, and the outcomes so far."""
+
+    request: bytes
+    task_id: str
+    retry: bool
+    outcomes: list[list[Outcome | None]]
+    open_units: int
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of a worker: some units of one group."""
+
+    key: Hashable
+    units: tuple[Unit, ...]
+    future: Future[Any] | None = field(default=None, repr=False)
+
+
+class RewardPool:
+    """Worker processes that hold the rewards packed at ``rewards_path`` and grade groups.
+
+    ``workers`` processes start at once and load the rewards once each. ``timeout_seconds`` limits
+    one call; a call over it is killed with its process. What rewards print goes to ``log_path``,
+    at most 10 MiB per worker. At most ``queue_limit`` groups may wait. A worker may take
+    ``start_seconds`` to load. Use it from one thread, which must outlive it: on Linux the workers
+    die with the thread that started them.
+
+    Raises :class:`~nbtrain.errors.Refused` when ``rewards_path`` holds no packed rewards.
+    """
+
+    def __init__(
+        self,
+        rewards_path: str | Path,
+        *,
+        workers: int,
+        timeout_seconds: float,
+        log_path: str | Path,
+        queue_limit: int = 4096,
+        start_seconds: float = 120.0,
+    ) -> None:
+        if workers < 1 or not 0 < timeout_seconds < math.inf:
+            msg = f"workers {workers} and timeout_seconds {timeout_seconds} must be above 0"
+            raise ValueError(msg)
+        self.terms: tuple[TermInfo, ...] = read_packed(rewards_path).terms
+        self.timeout_seconds = float(timeout_seconds)
+        self.log_path = Path(log_path)
+        self._path = str(Path(rewards_path).resolve())
+        self._workers = workers
+        self._queue_limit = queue_limit
+        self._start_seconds = start_seconds
+        self._groups: dict[Hashable, _Group] = {}
+        self._calls: dict[int, _Call] = {}
+        self._ready: list[tuple[Any, GroupGrades]] = []
+        self._events: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._next = 0
+        self._breaks = 0
+        self._progress = time.monotonic()
+        self._closed = False
+        self._drain = Drain(self.log_path, OUTPUT_LIMIT * workers)
+        self._pool = self._new_pool()
+
+    # --- for the caller ----------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Groups submitted and not yet returned by :meth:`finished`."""
+        return len(self._groups) + len(self._ready)
+
+    def submit(
+        self,
+        key: Hashable,
+        request: GradeRequest,
+        *,
+        terms: Collection[int] | None = None,
+        retry: bool = True,
+    ) -> None:
+        """Have a group graded; ``key`` comes back with its grades.
+
+        ``terms`` asks for some of the terms only, by their index; without ``retry`` a call that
+        fails is not tried again in parts. Raises ``ValueError`` for a key that is under way and
+        ``RuntimeError`` when the queue is full or the pool closed.
+        """
+        if self._closed:
+            msg = "the reward pool is closed"
+            raise RuntimeError(msg)
+        if key in self._groups:
+            msg = f"a group {key!r} is being graded already"
+            raise ValueError(msg)
+        if self.pending >= self._queue_limit:
+            msg = f"{self.pending} groups wait for their grades already; take finished ones first"
+            raise RuntimeError(msg)
+        count = len(request.completions)
+        units = self._units(count, range(len(self.terms)) if terms is None else terms)
+        blank: list[list[Outcome | None]] = [[None] * len(self.terms) for _ in range(count)]
+        data = pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
+        group = _Group(data, request.task_id, retry, blank, len(units))
+        if not self._calls:
+            self._progress = time.monotonic()
+        self._groups[key] = group
+        if units:
+            self._call(key, units)
+        else:
+            self._complete(key)
+
+    def finished(self, block: float | None = 0.0) -> list[tuple[Any, GroupGrades]]:
+        """Groups whose grading is complete, in the order they were completed.
+
+        Waits up to ``block`` seconds for the first one, without limit when None; returns at once
+        when nothing is under way.
+        """
+        end = math.inf if block is None else time.monotonic() + block
+        self._take_events(0.0)
+        while not self._ready and self._groups and (left := end - time.monotonic()) > 0:
+            self._take_events(min(left, _SLICE_SECONDS))
+            self._look_for_stall()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def check_start(self) -> Problem | None:
+        """Wait until a worker has loaded the rewards; the problem when that fails, else None."""
+        for _ in range(_MOST_BREAKS):
+            try:
+                future = self._schedule(worker.hello, (), None)
+                failure: str | None = future.result(timeout=self._start_seconds)
+            except TimeoutError:
+                failure = f"the rewards were not loaded within {self._start_seconds:g} s"
+            except BrokenProcessPool:
+                self._rebuild()
+                continue
+            return None if failure is None else Problem("rewards", failure)
+        hint = f"See {self.log_path.name}, the log of the rewards"
+        return Problem("rewards", "the process that loads the rewards dies", hint=hint)
+
+    def close(self) -> None:
+        """Kill the workers, running calls included. Grades that were not taken are lost."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop_pool()
+        self._drain.close()
+        self._groups.clear()
+        self._calls.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- calls -------------------------------------------------------------------------------
+
+    def _units(self, count: int, terms: Collection[int]) -> list[Unit]:
+        units: list[Unit] = []
+        for index in terms:
+            if self.terms[index].form.per_sample:
+                units += [Unit(index, sample) for sample in range(count)]
+            elif count:
+                units.append(Unit(index, None))
+        return units
+
+    def _call(self, key: Hashable, units: Collection[Unit]) -> None:
+        call = _Call(key, tuple(units))
+        number = self._next
+        self._next += 1
+        self._calls[number] = call
+        self._send(number, call)
+
+    def _send(self, number: int, call: _Call) -> None:
+        arguments = (self._groups[call.key].request, call.units, self.timeout_seconds / 2)
+        future = self._schedule(worker.grade, arguments, self.timeout_seconds)
+        call.future = future
+        future.add_done_callback(lambda _: self._events.put(number))
+
+    def _take_events(self, wait: float) -> None:
+        """Handle finished calls; wait for the first of them at most ``wait`` seconds."""
+        try:
+            number = self._events.get(timeout=wait) if wait else self._events.get_nowait()
+            while True:
+                self._handle(number)
+                number = self._events.get_nowait()
+        except queue.Empty:
+            return
+
+    def _handle(self, number: int) -> None:
+        call = self._calls.get(number)
+        if call is None or call.future is None or not call.future.done():
+            return  # of a pool that was given up
+        error = call.future.exception()
+        if isinstance(error, BrokenProcessPool):
+            self._rebuild()
+            return
+        self._progress = time.monotonic()
+        del self._calls[number]
+        if error is None:
+            self._breaks = 0
+            done, left, seconds = call.future.result()
+            self._record(call.key, done, seconds)
+            if left:
+                self._call(call.key, left)
+        elif isinstance(error, ProcessExpired):
+            worker.kill_group(error.pid)
+            self._failed(call, "died", self._death(call, error.exitcode))
+        elif isinstance(error, TimeoutError):
+            limit = f"{self.timeout_seconds:g} s"
+            text = f"{self._who(call)} did not answer within {limit}; its process was killed"
+            self._failed(call, "timeout", text)
+        else:
+            self._failed(call, "exception", f"{self._who(call)} failed: {describe(error)}")
+
+    def _failed(self, call: _Call, kind: Kind, text: str) -> None:
+        if len(call.units) > 1 and self._groups[call.key].retry:
+            self._drain.say(f"{text}; each part is tried alone")
+            for unit in call.units:
+                self._call(call.key, [unit])
+            return
+        self._drain.say(text)
+        outcome = Outcome(kind, error=text)
+        count = len(self._groups[call.key].outcomes)
+        self._record(
+            call.key,
+            [(u, [outcome] * (count if u.sample is None else 1)) for u in call.units],
+            self.timeout_seconds if kind == "timeout" else 0.0,
+        )
+
+    def _record(
+        self, key: Hashable, done: Collection[tuple[Unit, list[Outcome]]], seconds: float
+    ) -> None:
+        group = self._groups[key]
+        for (term, sample), outcomes in done:
+            first = 0 if sample is None else sample
+            for offset, outcome in enumerate(outcomes):
+                group.outcomes[first + offset][term] = outcome
+        group.open_units -= len(done)
+        group.seconds += seconds
+        if group.open_units == 0:
+            self._complete(key)
+
+    def _complete(self, key: Hashable) -> None:
+        group = self._groups.pop(key)
+        grades = tuple(combine(self.terms, outcomes) for outcomes in group.outcomes)
+        self._ready.append((key, GroupGrades(grades, group.seconds)))
+
+    # --- words -------------------------------------------------------------------------------
+
+    def _who(self, call: _Call) -> str:
+        names = dict.fromkeys(self.terms[unit.term].name for unit in call.units)
+        text = f"reward {', '.join(map(repr, names))}"
+        samples = {unit.sample for unit in call.units}
+        if len(samples) == 1 and (sample := samples.pop()) is not None:
+            text += f" on completion {sample + 1}"
+        task_id = self._groups[call.key].task_id
+        return f"{text} of task {task_id}" if task_id else text
+
+    def _death(self, call: _Call, code: int) -> str:
+        if code == worker.EXITED_WITH_ZERO:
+            how = "it ended its process with status 0"
+        elif code < 0:
+            name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"
+            how = f"its process was killed by signal {-code} ({name})"
+            how += ", likely out of memory" if -code == signal.SIGKILL else ""
+        else:
+            how = f"it ended its process with status {code}"
+        return f"{self._who(call)} gave no answer: {how}; see {self.log_path.name}"
+
+    # --- the processes -----------------------------------------------------------------------
+
+    def _new_pool(self) -> ProcessPool:
+        pool = ProcessPool(
+            max_workers=self._workers,
+            initializer=worker.initialize,
+            initargs=(self._path, self._drain.writer),
+            context=worker.Context(),
+        )
+        pool.schedule(worker.hello)  # starts the workers now, not with the first group
+        return pool
+
+    def _schedule(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float | None
+    ) -> Future[Any]:
+        try:
+            future: Future[Any] = self._pool.schedule(function, args=arguments, timeout=limit)
+        except RuntimeError:
+            # An idle worker was killed: pebble gives the whole pool up, we do not.
+            self._rebuild()
+            future = self._pool.schedule(function, args=arguments, timeout=limit)
+        return future
+
+    def _stop_pool(self) -> None:
+        self._pool.stop()
+        self._pool.join()
+
+    def _rebuild(self) -> None:
+        """New workers; calls under way begin again, or fail after too many breaks in a row."""
+        self._breaks += 1
+        self._drain.say("the reward processes ended unexpectedly and are started again")
+        self._stop_pool()
+        self._pool = self._new_pool()
+        self._progress = time.monotonic()
+        calls = dict(self._calls)
+        if self._breaks <= _MOST_BREAKS:
+            for number, call in calls.items():
+                self._send(number, call)
+            return
+        self._breaks = 0
+        self._calls.clear()
+        for call in calls.values():
+            text = f"{self._who(call)} gave no answer: its process dies again and again"
+            self._failed(_Call(call.key, call.units), "died", f"{text}; see {self.log_path.name}")
+
+    def _look_for_stall(self) -> None:
+        # Nothing that works is silent for that long: a call ends or is killed in its limit. It
+        # takes a kill from outside in the instant a worker holds the pool's lock to get here.
+        limit = max(self.timeout_seconds, self._start_seconds) + _STALL_SECONDS
+        if self._calls and time.monotonic() - self._progress > limit:
+            self._rebuild()

@@ -1,0 +1,69 @@
+"""Trying the rewards on one group before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from nbtrain.errors import Problem
+from nbtrain.rewards.contract import Grade, GradeRequest
+
+if TYPE_CHECKING:
+    from nbtrain.rewards.pool import RewardPool
+
+__all__ = ["Trial", "trial"]
+
+
+class Trial(list[Problem]):
+    """The problems a trial found, all of them; ``warnings`` are what it only remarks on."""
+
+    def __init__(self, problems: Iterable[Problem] = (), warnings: Iterable[str] = ()) -> None:
+        super().__init__(problems)
+        self.warnings: tuple[str, ...] = tuple(warnings)
+
+
+def trial(pool: RewardPool, request: GradeRequest) -> Trial:
+    """Grade one group in the real workers and return every problem at once.
+
+    A problem is a term with a weight that cannot be loaded, raises, hangs, dies, or returns the
+    wrong number of values, a value that is not finite or no number. None is no grade, not a
+    problem; when every completion gets it that is a warning, and so is any failure of a term of
+    weight 0. Takes at most ``timeout_seconds`` for each term, spread over the workers. To be
+    called while nothing else is under way in the pool.
+    """
+    failure = pool.check_start()
+    if failure is not None:
+        return Trial([failure])
+    for index in range(len(pool.terms)):
+        pool.submit(("trial", index), request, terms=[index], retry=False)
+    grades: dict[int, tuple[Grade, ...]] = {}
+    while len(grades) < len(pool.terms):
+        grades |= {index: group.grades for (_, index), group in pool.finished(None)}
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    for index, term in enumerate(pool.terms):
+        for kind, error in _failures(term.name, grades[index]).items():
+            if term.weight == 0:
+                warnings.append(f"{error} (its weight is 0, so it only shows)")
+            elif kind != "missing":
+                problems.append(Problem("rewards", error, found=kind, hint=_HINTS.get(kind)))
+        if all(grade.kind == "missing" for grade in grades[index]) and term.weight != 0:
+            text = f"reward {term.name!r} returned None for every completion of the trial"
+            warnings.append(f"{text}: such completions are ungraded and teach nothing")
+    return Trial(problems, warnings)
+
+
+_HINTS = {
+    "timeout": "reward_timeout_seconds is the limit of one call",
+    "nonfinite": "Return None where there is no grade",
+    "length": "A function of prompts and completions returns one number for each completion",
+}
+
+
+def _failures(name: str, grades: Iterable[Grade]) -> dict[str, str]:
+    """The first error of each kind; a term asked alone fails under its own kind."""
+    found: dict[str, str] = {}
+    for grade in grades:
+        if name in grade.failures:
+            found.setdefault(grade.kind, grade.failures[name])
+    return found
