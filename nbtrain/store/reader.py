@@ -6,7 +6,17 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, ColumnElement, Select, Table, Text, func, select, type_coerce
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    func,
+    select,
+    type_coerce,
+)
 
 from nbtrain.errors import AmbiguousReference, NotFound
 from nbtrain.plan.phases import TERMINAL, Phase
@@ -14,14 +24,13 @@ from nbtrain.store import tables
 from nbtrain.store.connect import Database
 from nbtrain.store.ids import MIN_PREFIX, is_prefix, short
 from nbtrain.store.rows import Row, StoredCheckpoint, StoredRun
-from nbtrain.store.values import unpack_text
+from nbtrain.store.texts import unpack
 
 __all__ = ["Reader"]
 
 _T = TypeVar("_T")
 
 _CHUNK = 20_000
-_KEYS_AT_ONCE = 500
 
 _RUN_JSON = {"plan": "plan_text", "resolved": "resolved_text"}
 _RUN_COLUMNS: list[ColumnElement[Any]] = [
@@ -35,6 +44,12 @@ _RUN_COLUMNS: list[ColumnElement[Any]] = [
         if column.name != "id"
     ),
 ]
+_TEXT_BLOCK = (
+    select(tables.trajectory_texts)
+    .where(tables.trajectory_texts.c.first <= bindparam("key"))
+    .order_by(tables.trajectory_texts.c.first.desc())
+    .limit(1)
+)
 _CHECKPOINT_COLUMNS: list[ColumnElement[Any]] = [
     tables.checkpoints.c.id.label("key"),
     *(column for column in tables.checkpoints.c if column.name != "id"),
@@ -211,14 +226,16 @@ class Reader:
 
         Trajectories without texts are left out.
         """
-        table = tables.trajectory_texts
-        keys = list(trajectory_keys)
         found: dict[int, Row] = {}
+        first, block = 0, list[Row | None]()
         with self.database.reading() as connection:
-            for start in range(0, len(keys), _KEYS_AT_ONCE):
-                some = keys[start : start + _KEYS_AT_ONCE]
-                rows = connection.execute(select(table).where(table.c.trajectory.in_(some)))
-                found.update((key, unpack_text(data)) for key, data in rows)
+            for key in sorted(set(trajectory_keys)):
+                if not first <= key < first + len(block):
+                    row = connection.execute(_TEXT_BLOCK, {"key": key}).first()
+                    first, block = (row.first, unpack(row.data)) if row else (0, [])
+                place = key - first
+                if place < len(block) and (texts := block[place]) is not None:
+                    found[key] = texts
         return found
 
     def validation_rounds(

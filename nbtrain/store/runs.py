@@ -186,8 +186,7 @@ class Runs(Reader):
 
     def update_attempt(self, run_key: int, number: int, **columns: Any) -> bool:
         """Set columns of an attempt (``rank_pids``, ``exit_code``, …); whether there is one."""
-        row = _ATTEMPT.row(columns, "attempt.", [])
-        values = {name: row[name] for name in columns}
+        values = _ATTEMPT.some(columns, "attempt.", [])
         with self.database.writing() as connection:
             return connection.execute(_attempt(run_key, number).values(values)).rowcount == 1
 

@@ -196,7 +196,8 @@ trajectories = _table(
 trajectory_texts = Table(
     "trajectory_texts",
     metadata,
-    Column("trajectory", Integer, ForeignKey("trajectories.id"), primary_key=True),
+    # A block of texts of consecutive trajectories, by the key of the first
+    Column("first", Integer, ForeignKey("trajectories.id"), primary_key=True),
     Column("data", LargeBinary, nullable=False),
 )
 

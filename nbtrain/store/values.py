@@ -7,17 +7,17 @@ with the name of its key.
 
 from __future__ import annotations
 
-import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
+from itertools import chain
 from typing import Any
 
-import zstandard
 from sqlalchemy import JSON, Boolean, Float, Integer, Table
 
-__all__ = ["RowShape", "pack_text", "plain", "unpack_text"]
+__all__ = ["RowShape", "plain"]
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -119,76 +119,119 @@ def _unfit(value: Any, name: str, wanted: str) -> TypeError:
 
 
 class RowShape:
-    """The columns of a table and what each takes: turns a caller's mapping into a row."""
+    """The columns of a table and what each takes: turns callers' mappings into whole rows."""
 
     def __init__(self, table: Table, defaults: Mapping[str, Any] | None = None) -> None:
         self.table = table
-        self.names = [column.name for column in table.columns if column.name != "id"]
-        self._empty = dict.fromkeys(self.names) | {"superseded": False} | dict(defaults or {})
-        self._empty = {name: self._empty[name] for name in self.names}
-        self._convert = {column.name: _converter(column.type) for column in table.columns}
-        self._exact = {column.name: _exact(column.type) for column in table.columns}
+        self.names = tuple(column.name for column in table.columns if column.name != "id")
+        empty = {"superseded": False} | dict(defaults or {})
+        self._empty = {name: empty.get(name) for name in self.names}
+        self._kinds = {name: _kind(table.c[name].type) for name in self.names}
+        self._needed = tuple(name for name in self.names if not table.c[name].nullable)
 
     def row(self, given: Mapping[str, Any], where: str, nonfinite: list[str]) -> dict[str, Any]:
-        """A full row: what is given converted, everything else at its default.
+        """A whole row: what is given converted, everything else at its default.
 
-        Raises ``TypeError`` for a key that is no column and for a value that does not fit.
+        ``where`` stands before the key's name in complaints and in ``nonfinite``. Raises
+        ``TypeError`` for a key that is no column, for a value that does not fit and for a
+        missing one that the table needs.
         """
-        row = self._empty.copy()
-        exact, convert = self._exact, self._convert
-        for name, value in given.items():
-            if name not in row:
-                msg = f"{where}{name} is no column of {self.table.name}"
-                raise TypeError(msg)
-            # Most values are what the column takes already, and this runs for every cell
-            kind = type(value)
-            if value is not None and (
-                kind is not exact[name]
-                or (kind is float and value - value != 0.0)
-                or (kind is str and not value.isascii())
-                or (kind is int and value not in _INT64)
-            ):
-                value = convert[name](value, where + name, nonfinite)
-            row[name] = value
+        row = self._empty | self.some(given, where, nonfinite)
+        for name in self._needed:
+            if row[name] is None:
+                raise self._missing(where, name)
         return row
 
-    def rows(
-        self, given: Iterable[Mapping[str, Any]], where: str, nonfinite: list[str]
-    ) -> list[dict[str, Any]]:
-        """Rows for many mappings; ``where`` and the index name the culprit."""
-        return [self.row(item, f"{where}[{n}].", nonfinite) for n, item in enumerate(given)]
+    def some(self, given: Mapping[str, Any], where: str, nonfinite: list[str]) -> dict[str, Any]:
+        """Only what is given, converted: for changing a row. Raises as :meth:`row` does."""
+        found = {}
+        for name, value in given.items():
+            if name not in self._kinds:
+                raise self._unknown(where, name)
+            found[name] = self._kinds[name].convert(value, where + name, nonfinite)
+        return found
+
+    def columns(
+        self,
+        given: Sequence[Mapping[str, Any]],
+        everywhere: Mapping[str, Any],
+        nonfinite: list[str],
+        *,
+        aside: str | None = None,
+    ) -> dict[str, list[Any]]:
+        """Many rows at once, as a list of converted values per column; see :meth:`row`.
+
+        ``everywhere`` holds values that all rows share; the key ``aside`` is passed over. A
+        column is looked at as a whole first, since nearly always every value is already what the
+        column takes: this is what keeps a step's trajectories cheap.
+        """
+        count, where = len(given), self.table.name
+        columns = {name: [value] * count for name, value in self._empty.items()}
+        for name in dict.fromkeys(chain.from_iterable(given)):
+            if name == aside:
+                continue
+            if name not in columns:
+                raise self._unknown(where, "[…].", name)
+            empty, kind = self._empty[name], self._kinds[name]
+            values = [item.get(name, empty) for item in given]
+            if not kind.all_fit(values):
+                values = [
+                    kind.convert(value, f"{where}[{n}].{name}", nonfinite)
+                    for n, value in enumerate(values)
+                ]
+            columns[name] = values
+        columns |= {name: [value] * count for name, value in everywhere.items()}
+        for name in self._needed:
+            if None in columns[name]:
+                raise self._missing(where, [columns[name].index(None)], ".", name)
+        return columns
+
+    def _unknown(self, *name: object) -> TypeError:
+        return TypeError(f"{''.join(map(str, name))} is no column of {self.table.name}")
+
+    def _missing(self, *name: object) -> TypeError:
+        return TypeError(f"{''.join(map(str, name))} is missing; {self.table.name} needs it")
 
 
-def _converter(kind: Any) -> Any:
-    if isinstance(kind, JSON):
-        return plain
-    if isinstance(kind, Boolean):
-        return _flag
-    if isinstance(kind, Float):
-        return _number
-    return _integer if isinstance(kind, Integer) else _words
+class _Kind:
+    """What one type of column takes."""
+
+    def __init__(self, exact: type, convert: Callable[[Any, str, list[str]], Any]) -> None:
+        self._types = {exact, type(None)}
+        self._exact = exact
+        self.convert = convert
+
+    def all_fit(self, values: Sequence[Any]) -> bool:
+        """Whether no value needs converting."""
+        types = set(map(type, values))
+        if not types <= self._types:
+            return False
+        if self._exact not in types:
+            return True
+        present = [value for value in values if value is not None] if len(types) > 1 else values
+        if self._exact is float:
+            return all(map(math.isfinite, present))
+        if self._exact is int:
+            return min(present) in _INT64 and max(present) in _INT64
+        if self._exact is str:
+            return all(map(str.isascii, present))
+        return self._exact is bool
 
 
-def _exact(kind: Any) -> type | None:
-    if isinstance(kind, JSON):
-        return None
-    if isinstance(kind, Boolean):
-        return bool
-    if isinstance(kind, Float):
-        return float
-    return int if isinstance(kind, Integer) else str
+_NUMBER, _INTEGER, _FLAG, _WORDS = (
+    _Kind(float, _number),
+    _Kind(int, _integer),
+    _Kind(bool, _flag),
+    _Kind(str, _words),
+)
+_ANY = _Kind(object, plain)
 
 
-_LEVEL = 1
-
-
-def pack_text(text: Mapping[str, Any], name: str, nonfinite: list[str]) -> bytes:
-    """A trajectory's texts as zstd-compressed JSON."""
-    data = json.dumps(plain(text, name, nonfinite), allow_nan=False, separators=(",", ":"))
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(data.encode("ascii"))
-
-
-def unpack_text(data: bytes) -> dict[str, Any]:
-    """What :func:`pack_text` packed."""
-    found: dict[str, Any] = json.loads(zstandard.ZstdDecompressor().decompress(data))
-    return found
+def _kind(column_type: Any) -> _Kind:
+    if isinstance(column_type, JSON):
+        return _ANY
+    if isinstance(column_type, Boolean):
+        return _FLAG
+    if isinstance(column_type, Float):
+        return _NUMBER
+    return _INTEGER if isinstance(column_type, Integer) else _WORDS

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, select, text, update
+from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nbtrain.errors import StoreError
 from nbtrain.plan.phases import TERMINAL
 from nbtrain.store import tables
-from nbtrain.store.ids import check_id
+from nbtrain.store.batches import GroupBatch, TrajectoryBatch
+from nbtrain.store.ids import check_id, short
 from nbtrain.store.rows import Row
 from nbtrain.store.runs import Runs
-from nbtrain.store.values import RowShape, pack_text, plain
+from nbtrain.store.values import RowShape, plain
 
 __all__ = ["RunWriter"]
 
 _STEP = RowShape(tables.steps, {"settled": True})
-_GROUP = RowShape(tables.groups)
-_TRAJECTORY = RowShape(tables.trajectories)
 _ROUND = RowShape(tables.validation_rounds)
 _CHECKPOINT = RowShape(tables.checkpoints, {"pinned": False})
 _SUPERSEDABLE = (
@@ -68,76 +68,54 @@ class RunWriter:
         :class:`StoreError` when this step of this attempt stands already.
         """
         nonfinite: list[str] = []
-        number = int(step["step"])
-        group_rows = self._place(_GROUP, groups, "groups", number, nonfinite)
-        rows, texts = self._trajectories(trajectories, number, "train", nonfinite)
-        step_row = self._step_row(step, number, nonfinite)
-        amended = {at: _amendment(changes) for at, changes in (amend or {}).items()}
-        trained = [row for row in rows if row["split"] == "train"]
-        totals = {
-            "completed_steps": number,
-            "updates_applied": tables.runs.c.updates_applied + bool(step_row["update_applied"]),
-            "attempted_trajectories": tables.runs.c.attempted_trajectories + len(trained),
-            "graded_trajectories": tables.runs.c.graded_trajectories
-            + sum(row["reward"] is not None for row in trained),
-            "output_tokens": tables.runs.c.output_tokens
-            + sum(row["output_tokens"] or 0 for row in trained),
-        }
-        try:
-            with self._database.writing() as connection:
-                self._own(connection, totals)
-                done = connection.execute(insert(tables.steps), step_row)
-                if group_rows:
-                    connection.execute(insert(tables.groups), group_rows)
-                _insert_trajectories(connection, rows, texts)
-                for at, (columns, metrics) in amended.items():
-                    self._amend(connection, at, columns, metrics)
-        except IntegrityError as error:
-            msg = f"step {number} of attempt {self.attempt} is committed already"
-            raise StoreError(msg) from error
-        return done.lastrowid
+        columns, metrics = _split(step)
+        row = self._row(_STEP, columns, "", nonfinite)
+        row["metrics"] = plain(metrics, "", nonfinite)
+        place = {"run": self.run_key, "attempt": self.attempt, "step": row["step"]}
+        done = GroupBatch(groups, place, nonfinite)
+        sampled = TrajectoryBatch(trajectories, place, "train", nonfinite)
+        amended = [(at, *_amendment(changes)) for at, changes in (amend or {}).items()]
+        if nonfinite:
+            row["metrics"]["nonfinite"] = nonfinite
+        with self._committing(f"step {row['step']} of attempt {self.attempt}") as connection:
+            self._own(connection)
+            connection.execute(_ADD, {"key": self.run_key, **_totals(row, sampled)})
+            key = connection.execute(_NEW_STEP, row).lastrowid
+            done.insert(connection)
+            sampled.insert(connection)
+            for amendment in amended:
+                self._amend(connection, *amendment)
+        return key
 
     def commit_validation(
         self, row: Mapping[str, Any], trajectories: Sequence[Mapping[str, Any]] = ()
     ) -> int:
         """Commit a validation round with its trajectories (split ``held_out``); the row's key.
 
-        ``row`` needs ``step`` (0 for the starting policy) and ``round_completed``.
+        ``row`` needs ``step`` (0 for the starting policy) and ``round_completed``. Raises as
+        :meth:`commit_step` does.
         """
-        nonfinite: list[str] = []
-        number = int(row["step"])
-        (round_row,) = self._place(
-            _ROUND, [{"created_at": time.time(), **row}], "round", number, nonfinite
-        )
-        rows, texts = self._trajectories(trajectories, number, "held_out", nonfinite)
-        try:
-            with self._database.writing() as connection:
-                self._own(connection)
-                done = connection.execute(insert(tables.validation_rounds), round_row)
-                _insert_trajectories(connection, rows, texts)
-        except IntegrityError as error:
-            msg = f"the validation round at step {number} is committed already"
-            raise StoreError(msg) from error
-        return done.lastrowid
+        full = self._row(_ROUND, row, "validation.", [])
+        place = {"run": self.run_key, "attempt": self.attempt, "step": full["step"]}
+        sampled = TrajectoryBatch(trajectories, place, "held_out", [])
+        with self._committing(f"the validation round at step {full['step']}") as connection:
+            self._own(connection)
+            key = connection.execute(insert(tables.validation_rounds), full).lastrowid
+            sampled.insert(connection)
+        return key
 
     def commit_checkpoint(self, row: Mapping[str, Any]) -> int:
         """Commit a checkpoint whose folder is complete and in place; the row's key.
 
         ``row`` needs ``checkpoint_id``, ``step``, ``weights``, ``training_state`` and ``path``.
+        The run's ``saved_step`` moves to it. Raises as :meth:`commit_step` does.
         """
-        check_id(row["checkpoint_id"])
-        number = int(row["step"])
-        (full,) = self._place(
-            _CHECKPOINT, [{"created_at": time.time(), **row}], "checkpoint", number, []
-        )
-        try:
-            with self._database.writing() as connection:
-                self._own(connection, {"saved_step": number})
-                done = connection.execute(insert(tables.checkpoints), full)
-        except IntegrityError as error:
-            msg = f"the checkpoint {row['checkpoint_id'][:12]} is committed already"
-            raise StoreError(msg) from error
-        return done.lastrowid
+        full = self._row(_CHECKPOINT, row, "checkpoint.", [])
+        what = f"the checkpoint {short(check_id(full['checkpoint_id']))}"
+        with self._committing(what) as connection:
+            self._own(connection)
+            self._set(connection, saved_step=full["step"])
+            return connection.execute(insert(tables.checkpoints), full).lastrowid
 
     def supersede_after(self, step: int) -> int:
         """Mark what earlier attempts wrote past the restored ``step``; how many step rows it hid.
@@ -146,8 +124,9 @@ class RunWriter:
         """
         older = {"run": self.run_key, "attempt": self.attempt, "step": step}
         with self._database.writing() as connection:
+            self._own(connection)
             lost = self._lost(connection, older)
-            self._own(connection, {**lost, "completed_steps": step, "saved_step": step})
+            self._set(connection, completed_steps=step, saved_step=step, **lost)
             hidden = [
                 connection.execute(
                     update(table).where(*_past(table, older)).values(superseded=True)
@@ -166,56 +145,32 @@ class RunWriter:
 
     # --- inside ---------------------------------------------------------------------------
 
-    def _place(
-        self,
-        shape: RowShape,
-        given: Sequence[Mapping[str, Any]],
-        where: str,
-        step: int,
-        nonfinite: list[str],
-    ) -> list[Row]:
-        place = {"run": self.run_key, "attempt": self.attempt, "step": step}
-        rows = shape.rows(given, where, nonfinite)
-        for row in rows:
-            row.update(place)
-        return rows
+    def _row(
+        self, shape: RowShape, given: Mapping[str, Any], where: str, nonfinite: list[str]
+    ) -> Row:
+        place = {"run": self.run_key, "attempt": self.attempt}
+        return shape.row({"created_at": time.time(), **given, **place}, where, nonfinite)
 
-    def _trajectories(
-        self, given: Sequence[Mapping[str, Any]], step: int, split: str, nonfinite: list[str]
-    ) -> tuple[list[Row], list[tuple[int, bytes]]]:
-        bare = [{key: item[key] for key in item if key != "text"} for item in given]
-        rows = self._place(_TRAJECTORY, bare, "trajectories", step, nonfinite)
-        for row in rows:
-            row["split"] = row["split"] or split
-        texts = [
-            (n, pack_text(item["text"], f"trajectories[{n}].text", nonfinite))
-            for n, item in enumerate(given)
-            if item.get("text") is not None
-        ]
-        return rows, texts
+    @contextmanager
+    def _committing(self, what: str) -> Iterator[Connection]:
+        try:
+            with self._database.writing() as connection:
+                yield connection
+        except IntegrityError as error:
+            msg = f"{what} is committed already"
+            raise StoreError(msg) from error
 
-    def _step_row(self, step: Mapping[str, Any], number: int, nonfinite: list[str]) -> Row:
-        columns, metrics = _split(step)
-        (row,) = self._place(
-            _STEP, [{"created_at": time.time(), **columns}], "step", number, nonfinite
-        )
-        found = plain(metrics, "", nonfinite)
-        # The names a reader knows: "loss" and "kl", not the path by which they came here
-        names = [name.removeprefix("step[0].") for name in nonfinite]
-        row["metrics"] = found | ({"nonfinite": names} if names else {})
-        return row
-
-    def _own(self, connection: Connection, changes: Mapping[str, Any] | None = None) -> None:
-        """Check that the run is still this attempt's, and move its totals."""
-        table = tables.runs
-        query = select(table.c.attempt, table.c.phase).where(table.c.id == self.run_key)
-        found = connection.execute(query).first()
+    def _own(self, connection: Connection) -> None:
+        """Check that the run is still this attempt's."""
+        found = connection.execute(_STATE, {"key": self.run_key}).first()
         if found is None or found.attempt != self.attempt or found.phase in TERMINAL:
             state = "is gone" if found is None else f"is {found.phase}, attempt {found.attempt}"
             msg = f"attempt {self.attempt} may write no more: its run {state}"
             raise StoreError(msg)
-        if changes:
-            connection.execute(update(table).where(table.c.id == self.run_key).values(**changes))
+
+    def _set(self, connection: Connection, **values: Any) -> None:
+        runs = update(tables.runs).where(tables.runs.c.id == self.run_key)
+        connection.execute(runs.values(**values))
 
     def _amend(
         self, connection: Connection, step: int, columns: Row, metrics: Mapping[str, Any]
@@ -230,7 +185,9 @@ class RunWriter:
         if before is None:
             msg = f"step {step} of attempt {self.attempt} cannot be amended: it was not committed"
             raise StoreError(msg)
-        values = columns | ({"metrics": (before.metrics or {}) | dict(metrics)} if metrics else {})
+        values = dict(columns)
+        if metrics:
+            values["metrics"] = _merged(before.metrics or {}, metrics)
         connection.execute(update(table).where(here).values(values))
 
     def _lost(self, connection: Connection, older: Mapping[str, int]) -> dict[str, Any]:
@@ -276,27 +233,39 @@ def _split(step: Mapping[str, Any]) -> tuple[Row, Row]:
 def _amendment(changes: Mapping[str, Any]) -> tuple[Row, Row]:
     columns, metrics = _split(changes)
     nonfinite: list[str] = []
-    row = _STEP.row(columns, "", nonfinite)
+    row = _STEP.some(columns, "", nonfinite)
     found = plain(metrics, "", nonfinite)
-    return {name: row[name] for name in columns}, found
+    return row, found | ({"nonfinite": nonfinite} if nonfinite else {})
 
 
-def _insert_trajectories(
-    connection: Connection, rows: list[Row], texts: Sequence[tuple[int, bytes]]
-) -> None:
-    if not rows:
-        return
-    # The keys are given out here, under the write lock: asking for each one back is slower than
-    # writing it
-    last = connection.execute(
-        text("SELECT seq FROM sqlite_sequence WHERE name = 'trajectories'")
-    ).scalar()
-    first = (last or 0) + 1
-    connection.execute(
-        insert(tables.trajectories), [{"id": first + n, **row} for n, row in enumerate(rows)]
+def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    lost = [*before.get("nonfinite", ()), *changes.get("nonfinite", ())]
+    return {**before, **changes, **({"nonfinite": lost} if lost else {})}
+
+
+def _totals(row: Row, sampled: TrajectoryBatch) -> dict[str, int]:
+    return {
+        "step": row["step"],
+        "updates": int(bool(row["update_applied"])),
+        "attempted": sampled.attempted,
+        "graded": sampled.graded,
+        "tokens": sampled.output_tokens,
+    }
+
+
+# Built once: a step's fixed cost is mostly that of building statements
+_NEW_STEP = insert(tables.steps)
+_STATE = select(tables.runs.c.attempt, tables.runs.c.phase).where(
+    tables.runs.c.id == bindparam("key")
+)
+_ADD = (
+    update(tables.runs)
+    .where(tables.runs.c.id == bindparam("key"))
+    .values(
+        completed_steps=bindparam("step"),
+        updates_applied=tables.runs.c.updates_applied + bindparam("updates"),
+        attempted_trajectories=tables.runs.c.attempted_trajectories + bindparam("attempted"),
+        graded_trajectories=tables.runs.c.graded_trajectories + bindparam("graded"),
+        output_tokens=tables.runs.c.output_tokens + bindparam("tokens"),
     )
-    if texts:
-        connection.execute(
-            insert(tables.trajectory_texts),
-            [{"trajectory": first + n, "data": data} for n, data in texts],
-        )
+)

@@ -304,11 +304,11 @@ def upgrade() -> None:
     op.create_index("ix_validation_rounds_run", "validation_rounds", ["run", "id"], unique=False)
     op.create_table(
         "trajectory_texts",
-        sa.Column("trajectory", sa.Integer(), nullable=False),
+        sa.Column("first", sa.Integer(), nullable=False),
         sa.Column("data", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["trajectory"],
+            ["first"],
             ["trajectories.id"],
         ),
-        sa.PrimaryKeyConstraint("trajectory"),
+        sa.PrimaryKeyConstraint("first"),
     )
