@@ -1,0 +1,26 @@
+"""What a plan can name: workloads and base models, read without torch."""
+
+from __future__ import annotations
+
+from nbtrain.catalog.base_models import EMBEDDED, BaseModel
+from nbtrain.catalog.catalog import Catalog
+from nbtrain.catalog.digests import tokenizer_digest
+from nbtrain.catalog.samples import SUMS, SUMS_BASE_MODEL, sums_rows
+from nbtrain.catalog.splitting import Split, Task
+from nbtrain.catalog.workloads import Workload, WorkloadSpec, build_workload, load_workload
+
+__all__ = [
+    "EMBEDDED",
+    "SUMS",
+    "SUMS_BASE_MODEL",
+    "BaseModel",
+    "Catalog",
+    "Split",
+    "Task",
+    "Workload",
+    "WorkloadSpec",
+    "build_workload",
+    "load_workload",
+    "sums_rows",
+    "tokenizer_digest",
+]

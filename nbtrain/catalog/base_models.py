@@ -1,0 +1,160 @@
+"""Base models, read from configuration files and headers alone: no torch, no transformers.
+
+Four kinds: the embedded one, a local folder, a repository on the hub, a local GGUF file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nbtrain.catalog.architecture import architecture_problems, max_context, model_kind
+from nbtrain.catalog.digests import FileDigests, fingerprint
+from nbtrain.catalog.folders import read_folder
+from nbtrain.catalog.gguf_files import read_header
+from nbtrain.catalog.repositories import is_repository, read_repository
+from nbtrain.errors import NotFound, Problem, Refused
+
+__all__ = ["EMBEDDED", "BaseModel", "check_model_name", "embedded_folder", "read_base_model"]
+
+EMBEDDED = "nbtrain/tiny"
+_NAME = re.compile(r"\w[\w.-]{0,63}(/\w[\w.-]{0,63})?")
+Kind = Literal["embedded", "folder", "repository", "gguf"]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """A base model that can be trained.
+
+    ``location`` is a folder, a GGUF file, or ``owner/name@commit`` for a repository.
+    ``max_context`` counts the tokens of prompt and reply together; ``parameters`` is ``None``
+    where no header states it. ``fingerprint`` changes with configuration and weights.
+    """
+
+    slug: str
+    kind: Kind
+    location: str
+    fingerprint: str
+    max_context: int
+    precision: Literal["fp32", "bf16"]
+    parameters: int | None
+    architecture: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON mapping from which ``BaseModel(**data)`` rebuilds an equal one."""
+        return asdict(self)
+
+
+def embedded_folder() -> Path:
+    """The folder of ``nbtrain/tiny``, which comes with the package."""
+    return Path(__file__).parent / "embedded" / "tiny"
+
+
+def is_path(ref: str) -> bool:
+    """Whether ``ref`` is written like a path: from ``/``, ``~``, ``./`` or ``../``, or *.gguf."""
+    return ref.startswith(("/", "~", "./", "../")) or ref in {".", ".."} or ref.endswith(".gguf")
+
+
+def read_base_model(ref: str, digests: FileDigests, *, slug: str | None = None) -> BaseModel:
+    """The model that ``ref`` names: ``nbtrain/tiny``, a path, or ``owner/name[@revision]``.
+
+    ``slug`` is the name it goes by; by default ``ref`` itself, a path made absolute.
+    Raises ``NotFound`` when there is nothing, ``Refused`` with every reason when it cannot be
+    trained.
+    """
+    if ref == EMBEDDED:
+        return _folder(embedded_folder(), EMBEDDED, "embedded", digests)
+    if is_path(ref):
+        path = Path(os.path.abspath(Path(ref).expanduser()))
+        if path.suffix == ".gguf":
+            return _gguf(path, slug or str(path), digests)
+        return _folder(path, slug or str(path), "folder", digests)
+    if is_repository(ref):
+        return _repository(ref, slug or ref, digests)
+    msg = f"{ref!r} is no base model; a repository is written owner/name, a folder ./{ref}"
+    raise NotFound(msg)
+
+
+def unknown_model(ref: str, known: Mapping[str, object] | list[str]) -> NotFound:
+    """The error for a name that nothing goes by, with the nearest known one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(ref, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return NotFound(
+        f"no base model is called {ref!r}; {hint}known here: {', '.join(names)}; besides, any "
+        "repository (owner/name), local folder (./folder) or .gguf file"
+    )
+
+
+def check_model_name(name: str) -> None:
+    """Refuse a name under which no model can be selected. Raises ``Refused``."""
+    allowed = "up to 64 letters, digits, '_', '-', '.', with at most one '/' between two such words"
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith(".gguf"):
+        raise Refused([Problem("name", f"{name!r} cannot be a base model's name", name, allowed)])
+    if name.split("/")[0] == "nbtrain":
+        message = f"{name!r} is reserved: names under nbtrain/ belong to embedded models"
+        raise Refused([Problem("name", message, name, allowed)])
+
+
+def _folder(path: Path, slug: str, kind: Kind, digests: FileDigests) -> BaseModel:
+    contents = read_folder(path, slug)
+    _accept(contents.config, contents.problems, slug)
+    weights = {file.name: digests.sha256(file) for file in contents.weights}
+    return BaseModel(
+        slug=slug,
+        kind=kind,
+        location=str(path),
+        fingerprint=fingerprint(contents.config_bytes, weights),
+        max_context=_context(contents.config),
+        precision="fp32" if kind == "embedded" else "bf16",
+        parameters=contents.parameters,
+        architecture=model_kind(contents.config),
+    )
+
+
+def _gguf(path: Path, slug: str, digests: FileDigests) -> BaseModel:
+    header = read_header(path)
+    config = header.config()
+    _accept(config, (), slug)
+    return BaseModel(
+        slug=slug,
+        kind="gguf",
+        location=str(path),
+        fingerprint=digests.sha256(path),
+        max_context=_context(config),
+        precision="bf16",
+        parameters=header.parameters,
+        architecture=header.architecture,
+    )
+
+
+def _repository(ref: str, slug: str, digests: FileDigests) -> BaseModel:
+    contents = read_repository(ref, digests)
+    _accept(contents.config, contents.problems, slug)
+    return BaseModel(
+        slug=slug,
+        kind="repository",
+        location=contents.location,
+        fingerprint=fingerprint(contents.config_bytes, contents.weights),
+        max_context=_context(contents.config),
+        precision="bf16",
+        parameters=contents.parameters,
+        architecture=model_kind(contents.config),
+    )
+
+
+def _accept(config: Mapping[str, Any], found: tuple[Problem, ...], slug: str) -> None:
+    problems = [*architecture_problems(config, slug), *found]
+    if problems:
+        raise Refused(problems)
+
+
+def _context(config: Mapping[str, Any]) -> int:
+    context = max_context(config)
+    assert context is not None  # its absence is one of the architecture's problems
+    return context

@@ -1,0 +1,139 @@
+"""The catalog: what a plan can name, by name, id, id prefix or object."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from nbtrain.catalog.base_models import (
+    EMBEDDED,
+    BaseModel,
+    check_model_name,
+    is_path,
+    read_base_model,
+    unknown_model,
+)
+from nbtrain.catalog.digests import FileDigests
+from nbtrain.catalog.repositories import is_repository
+from nbtrain.catalog.workloads import Workload, WorkloadSpec, load_workload, write_workload
+from nbtrain.errors import NotFound, Problem, Refused
+from nbtrain.store import Store, private_folder
+
+__all__ = ["Catalog"]
+
+Samples = Mapping[str, Callable[[], WorkloadSpec]]
+
+
+class Catalog:
+    """Workloads and base models of one store.
+
+    ``samples`` maps the names of sample workloads to functions that build them: such a name is
+    registered when it is first asked for, unless something else goes by it.
+    """
+
+    def __init__(self, store: Store, samples: Samples | None = None) -> None:
+        self._store = store
+        self._samples = dict(samples or {})
+        self._digests = FileDigests(store.home / "base_models" / "digests.json")
+
+    # --- workloads
+
+    def register_workload(self, spec: WorkloadSpec) -> Workload:
+        """Keep a workload and point its name at it. The same content twice is the same workload."""
+        folder = self._folder(spec.workload_id)
+        about = write_workload(spec, folder)
+        self._store.put_workload(
+            spec.workload_id,
+            spec=about,
+            path=str(folder.relative_to(self._store.home)),
+            name=spec.name,
+        )
+        return load_workload(folder, spec.name)
+
+    def workload(self, ref: object) -> Workload:
+        """The workload of a name, an id, an id prefix of at least 4 digits, or itself.
+
+        Raises ``NotFound`` naming what there is, ``AmbiguousReference`` when a prefix fits
+        several.
+        """
+        if isinstance(ref, Workload):
+            return ref
+        if not isinstance(ref, str) or not ref:
+            msg = f"{ref!r} is no workload: a name, an id or a workload is expected"
+            raise NotFound(msg)
+        target = self._store.alias("workload", ref)
+        if target is None and ref in self._samples:
+            return self.register_workload(self._samples[ref]())
+        row = self._store.workload(ref)
+        if row is None:
+            raise self._unknown_workload(ref)
+        return load_workload(self._folder(row["workload_id"]), ref if target else None)
+
+    def workload_names(self) -> list[str]:
+        """Every name that :meth:`workload` knows, the one moved last first, samples last."""
+        return list(dict.fromkeys([*self._store.aliases("workload"), *self._samples]))
+
+    def _folder(self, workload_id: str) -> Path:
+        return private_folder(self._store.home / "workloads") / workload_id
+
+    def _unknown_workload(self, ref: str) -> NotFound:
+        names = self.workload_names()
+        near = difflib.get_close_matches(ref, names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        known = ", ".join(names[:20]) or "none yet"
+        return NotFound(f"no workload is called {ref!r}; {hint}known here: {known}")
+
+    # --- base models
+
+    def base_model(self, ref: object) -> BaseModel:
+        """The base model of a selected name, ``nbtrain/tiny``, a path, a repository, or itself.
+
+        Raises ``NotFound`` naming what there is, ``Refused`` when it cannot be trained.
+        """
+        if isinstance(ref, BaseModel):
+            return ref
+        if not isinstance(ref, str) or not ref:
+            msg = f"{ref!r} is no base model: a name, path, repository or base model is expected"
+            raise NotFound(msg)
+        row = self._store.base_model(ref)
+        if row is not None:
+            return read_base_model(row["location"], self._digests, slug=ref)
+        if ref == EMBEDDED or is_path(ref):
+            return read_base_model(ref, self._digests)
+        if not is_repository(ref) or ref.startswith("nbtrain/"):
+            raise unknown_model(ref, [model.slug for model in self.base_models()])
+        return read_base_model(ref, self._digests)
+
+    def base_models(self) -> list[BaseModel]:
+        """The embedded model and every selected one, as it was when it was selected."""
+        selected = [BaseModel(**row["spec"]) for row in self._store.base_models()]
+        return [read_base_model(EMBEDDED, self._digests), *selected]
+
+    def select_base_model(self, path: str | Path, name: str) -> BaseModel:
+        """Let ``name`` mean a folder, a GGUF file or a repository from now on.
+
+        ``~`` and relative paths are made absolute; a repository is pinned to its commit. Raises
+        ``NotFound`` and ``Refused`` as :meth:`base_model` does.
+        """
+        check_model_name(name)
+        source = self._source(path)
+        if source == EMBEDDED:
+            message = f"{EMBEDDED} is always there under its own name"
+            raise Refused([Problem("path", message, found=source)])
+        model = read_base_model(source, self._digests, slug=name)
+        self._store.put_base_model(
+            name,
+            kind=model.kind,
+            location=model.location,
+            fingerprint=model.fingerprint,
+            spec=model.to_json(),
+        )
+        return model
+
+    @staticmethod
+    def _source(path: str | Path) -> str:
+        """What was handed over, written so that a path cannot be taken for a repository."""
+        if isinstance(path, str) and (is_path(path) or not Path(path).exists()):
+            return path
+        return str(Path(path).expanduser().absolute())

@@ -1,0 +1,78 @@
+"""Digests of weight files, remembered by path, size and time of change: big files are read once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["FileDigests", "fingerprint", "tokenizer_digest"]
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+
+
+def fingerprint(config: bytes, weights: Mapping[str, str]) -> str:
+    """A base model's identity: SHA-256 over its configuration and its weight files' digests."""
+    parts = {"config": hashlib.sha256(config).hexdigest(), "weights": dict(weights)}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """SHA-256 over the tokenizer's files and chat template in ``folder``."""
+    digest = hashlib.sha256()
+    for name in TOKENIZER_FILES:
+        path = folder / name
+        if path.is_file():
+            digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+class FileDigests:
+    """SHA-256 of files, kept in one small JSON file.
+
+    A file whose path, size and modification time are unchanged is not read again.
+    """
+
+    def __init__(self, memory: Path) -> None:
+        self._memory = memory
+
+    def sha256(self, path: Path) -> str:
+        """Hex digest of the file's content. Raises ``OSError`` when it cannot be read."""
+        stat = path.stat()
+        key = str(path.resolve())
+        stamp = f"{stat.st_size}-{stat.st_mtime_ns}"
+        known = self._load()
+        entry = known.get(key)
+        if entry and entry[0] == stamp:
+            return entry[1]
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self._save({**self._load(), key: [stamp, digest]})
+        return digest
+
+    def _load(self) -> dict[str, list[str]]:
+        try:
+            loaded = json.loads(self._memory.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}  # nothing lost: the files are read again
+        return loaded if isinstance(loaded, dict) else {}
+
+    def _save(self, known: Mapping[str, list[str]]) -> None:
+        self._memory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, half = tempfile.mkstemp(dir=self._memory.parent, prefix=".digests-")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(known, file, indent=0, sort_keys=True)
+        Path(half).replace(self._memory)

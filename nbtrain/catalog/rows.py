@@ -1,0 +1,231 @@
+"""Task rows as a person hands them over, made plain: checked, converted, all problems at once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nbtrain.errors import Problem, Where
+
+__all__ = ["Row", "read_rows"]
+
+Row = dict[str, Any]
+PROMPT = "prompt"
+_ROLES = ("system", "user", "assistant", "tool")
+# More than this many problems are counted, not listed.
+_MOST_LISTED = 50
+
+
+class _UnusableError(Exception):
+    """A cell's value cannot stand in JSON; the message says why."""
+
+
+def read_rows(
+    table: object, *, field: str, raw: bool, empty_ok: bool = False
+) -> tuple[list[Row], list[Problem]]:
+    """Plain JSON rows from a DataFrame or a list of mappings, and everything wrong with them.
+
+    NumPy scalars and arrays become Python values, tuples become lists. Each row must have a
+    ``prompt``: chat messages or a text (only texts with ``raw``). Rows are counted from 1.
+    """
+    records, problems = _records(table, field)
+    if problems:
+        return [], problems
+    if not records and not empty_ok:
+        return [], [Problem(field, f"{field} is empty", allowed="at least one row")]
+    missing = _column_problems(records, field)
+    if missing:
+        return [], missing
+    rows: list[Row] = []
+    for number, record in enumerate(records, 1):
+        row, wrong = _read_row(record, Where(row=number), field, raw=raw)
+        rows.append(row)
+        problems += wrong
+    return rows, shortened(problems, field)
+
+
+def shortened(problems: list[Problem], field: str) -> list[Problem]:
+    """The first problems, with one more that counts the rest."""
+    rest = len(problems) - _MOST_LISTED
+    if rest <= 0:
+        return problems
+    return [
+        *problems[:_MOST_LISTED],
+        Problem(field, f"{field} has {rest:,} more problems like these"),
+    ]
+
+
+def _records(table: object, field: str) -> tuple[list[Mapping[str, Any]], list[Problem]]:
+    to_dict = getattr(table, "to_dict", None)
+    columns = getattr(table, "columns", None)
+    if callable(to_dict) and columns is not None:
+        names = list(columns)
+        if len(set(map(str, names))) < len(names):
+            twice = sorted({str(n) for n in names if names.count(n) > 1})
+            message = f"{field} has columns of the same name: {', '.join(twice)}"
+            return [], [Problem(field, message, found=twice)]
+        table = to_dict("records")
+    if isinstance(table, (str, bytes, Mapping)) or not isinstance(table, Iterable):
+        found = type(table).__name__
+        message = f"{field} is a {found}"
+        return [], [Problem(field, message, found=found, allowed="a DataFrame or a list of dicts")]
+    records = list(table)
+    wrong = [n for n, record in enumerate(records, 1) if not isinstance(record, Mapping)]
+    problems = [
+        Problem(
+            field,
+            f"a row of {field} is a {type(records[n - 1]).__name__}",
+            allowed="a dict",
+            where=Where(row=n),
+        )
+        for n in wrong
+    ]
+    return records, shortened(problems, field)
+
+
+def _column_problems(records: Sequence[Mapping[str, Any]], field: str) -> list[Problem]:
+    """Problems of the table as a whole: no prompt column, bad names, rows of unequal columns."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    if not records:
+        return []
+    problems = [
+        Problem(field, f"a column of {field} is named {name!r}", found=name, allowed="text")
+        for name in names
+        if not isinstance(name, str)
+    ]
+    if PROMPT not in names:
+        known = ", ".join(map(str, names)) or "none"
+        hint = "Rename the column that holds the task's text or chat messages to 'prompt'"
+        problems.append(
+            Problem(
+                f"{field}.{PROMPT}",
+                f"{field} has no column 'prompt'; its columns are: {known}",
+                found=list(map(str, names)),
+                hint=hint,
+            )
+        )
+        return problems
+    unequal = [
+        Problem(
+            f"{field}.{name}",
+            f"a row of {field} has no {name!r}, which other rows have",
+            where=Where(row=number),
+        )
+        for number, record in enumerate(records, 1)
+        for name in names
+        if name not in record
+    ]
+    return problems + shortened(unequal, field)
+
+
+def _read_row(
+    record: Mapping[str, Any], where: Where, field: str, *, raw: bool
+) -> tuple[Row, list[Problem]]:
+    row: Row = {}
+    problems = []
+    for name, value in record.items():
+        try:
+            row[name] = _plain(value)
+        except _UnusableError as error:
+            message = f"column {name!r} of {field} holds {error}"
+            problems.append(
+                Problem(f"{field}.{name}", message, allowed="a JSON value", where=where)
+            )
+    if PROMPT in row:
+        problems += [
+            Problem(f"{field}.{PROMPT}", message, allowed=allowed, where=where)
+            for message, allowed in _prompt_complaints(row[PROMPT], raw=raw)
+        ]
+    return row, problems
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as ``json.loads`` would give it. Raises ``_UnusableError`` with the reason."""
+    if value is None or isinstance(value, (bool, int)):
+        # NumPy's bool is no bool, but a subclass of int (an enum) becomes a plain int.
+        return value if value is None or isinstance(value, bool) else int(value)
+    if isinstance(value, float):
+        if math.isnan(value):
+            msg = "NaN (a missing cell?)"
+            raise _UnusableError(msg)
+        if math.isinf(value):
+            msg = "an infinite number"
+            raise _UnusableError(msg)
+        return float(value)
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            msg = "text that is not valid Unicode"
+            raise _UnusableError(msg) from None
+        return str(value)
+    if isinstance(value, Mapping):
+        if any(not isinstance(key, str) for key in value):
+            msg = "a mapping whose keys are not all text"
+            raise _UnusableError(msg)
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return _plain_numpy(value)
+
+
+def _plain_numpy(value: Any) -> Any:
+    # NumPy is recognised by its methods, so that nothing here imports it. Dates have no JSON
+    # form that would come back as a date: they are named, not guessed at.
+    kind = type(value).__name__
+    if kind in {"NAType", "NaTType"}:
+        msg = "a missing value"
+        raise _UnusableError(msg)
+    tolist = getattr(value, "tolist", None)
+    if type(value).__module__.split(".")[0] == "numpy" and callable(tolist):
+        plain = tolist()
+        if type(plain) is not type(value):
+            return _plain(plain)
+    msg = f"a {kind}, which has no JSON form"
+    raise _UnusableError(msg)
+
+
+def _prompt_complaints(prompt: Any, *, raw: bool) -> list[tuple[str, str]]:
+    if isinstance(prompt, str):
+        return [] if prompt.strip() else [("the prompt is empty", "text or chat messages")]
+    if raw:
+        return [(f"the prompt is {_shape(prompt)} in a raw workload", "text")]
+    if not isinstance(prompt, list):
+        return [(f"the prompt is {_shape(prompt)}", "text or a list of chat messages")]
+    if not prompt:
+        return [("the prompt is empty", "text or chat messages")]
+    complaints = [c for n, message in enumerate(prompt, 1) for c in _message_complaints(message, n)]
+    if complaints:
+        return complaints
+    if prompt[-1]["role"] not in {"user", "tool"}:
+        last = prompt[-1]["role"]
+        return [(f"the prompt's last message is the {last}'s", "a last message of user or tool")]
+    return []
+
+
+def _message_complaints(message: Any, number: int) -> list[tuple[str, str]]:
+    shape = '{"role": …, "content": …}'
+    if not isinstance(message, dict):
+        return [(f"message {number} of the prompt is {_shape(message)}", shape)]
+    complaints = []
+    if message.get("role") not in _ROLES:
+        found = json.dumps(message.get("role"))
+        complaints.append(
+            (f"message {number} of the prompt has the role {found}", ", ".join(_ROLES))
+        )
+    content = message.get("content")
+    if not isinstance(content, str):
+        complaints.append(
+            (f"message {number} of the prompt has {_shape(content)} as content", "text")
+        )
+    elif not content.strip() and message.get("role") == "user":
+        complaints.append((f"message {number} of the prompt is empty", "text"))
+    return complaints
+
+
+def _shape(value: Any) -> str:
+    names = {type(None): "null", bool: "a truth value", int: "a number", float: "a number",
+             str: "text", list: "a list", dict: "a mapping"}  # fmt: skip
+    return names.get(type(value), type(value).__name__)

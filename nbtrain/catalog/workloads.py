@@ -1,0 +1,308 @@
+"""Workloads: tasks, how they divide into training and held-out ones, and packed rewards.
+
+A workload is identified by its content and never changes; a name points at one and may be moved.
+Its folder holds ``workload.json``, ``tasks.jsonl``, ``held_out.jsonl`` (the stated held-out
+tasks) and ``rewards.pkl``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nbtrain.catalog.base_models import BaseModel
+from nbtrain.catalog.rows import PROMPT, Row, read_rows
+from nbtrain.catalog.splitting import Split, Task, split_tasks
+from nbtrain.errors import NotFound, Problem, Refused
+
+__all__ = ["Workload", "WorkloadSpec", "build_workload", "load_workload", "write_workload"]
+
+_VERSION = 1
+_NAME = re.compile(r"\w[\w.-]{0,99}")
+_NAME_ALLOWED = "up to 100 letters, digits, '_', '-' and '.', the first a letter, digit or '_'"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSpec:
+    """A checked workload, not yet registered.
+
+    ``held_out`` is the fraction to split off, or ``None`` when ``held_out_rows`` states the
+    held-out tasks. ``rewards`` are the packed functions, ``reward_identity`` what they hash to.
+    """
+
+    workload_id: str
+    name: str
+    rows: tuple[Row, ...] = field(repr=False)
+    held_out: float | None
+    held_out_rows: tuple[Row, ...] = field(repr=False)
+    rewards: bytes = field(repr=False)
+    reward_identity: tuple[dict[str, Any], ...] = field(repr=False)
+    base_model: str | None
+    raw: bool
+
+
+class Workload:
+    """A registered workload; tasks are read from its folder when first asked for."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any], name: str | None) -> None:
+        self.folder = folder
+        self.name = name
+        self._about = about
+
+    @property
+    def workload_id(self) -> str:
+        """Content hash, 64 hex digits."""
+        return str(self._about["workload_id"])
+
+    @property
+    def raw(self) -> bool:
+        """Whether prompts are plain text that no chat template wraps."""
+        return bool(self._about["raw"])
+
+    @property
+    def base_model(self) -> str | None:
+        """Slug used when a plan names no base model."""
+        slug = self._about["base_model"]
+        return None if slug is None else str(slug)
+
+    @property
+    def held_out(self) -> float | None:
+        """Fraction of prompts to split off; ``None`` when the held-out tasks are stated."""
+        return None if self._about["held_out"] is None else float(self._about["held_out"])
+
+    @property
+    def reward_names(self) -> list[str]:
+        """Names of the reward terms, in order."""
+        return [str(term["name"]) for term in self.reward_identity]
+
+    @property
+    def reward_identity(self) -> list[dict[str, Any]]:
+        """What the rewards hash to, one mapping for each term."""
+        return list(self._about["rewards"])
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the tasks' columns besides the prompt."""
+        return [str(name) for name in self._about["columns"]]
+
+    @property
+    def rewards_path(self) -> Path:
+        """The file that holds the packed rewards."""
+        return self.folder / "rewards.pkl"
+
+    def tasks(self) -> list[Task]:
+        """Every task that may train or be split off, in the order given."""
+        return list(self._tasks)
+
+    def held_out_tasks(self) -> list[Task]:
+        """The stated held-out tasks; empty when there are none."""
+        return list(self._held_out_tasks)
+
+    def split(self, *, validation: bool) -> Split:
+        """How the tasks divide.
+
+        Stated held-out tasks never train. A fraction is split off by content hash when
+        ``validation`` is on; otherwise everything trains.
+        """
+        return split_tasks(self._tasks, self._held_out_tasks, self.held_out, validation=validation)
+
+    @cached_property
+    def _tasks(self) -> list[Task]:
+        return _read_tasks(self.folder / "tasks.jsonl")
+
+    @cached_property
+    def _held_out_tasks(self) -> list[Task]:
+        return _read_tasks(self.folder / "held_out.jsonl")
+
+    def __repr__(self) -> str:
+        called = f"{self.name!r}, " if self.name else ""
+        return f"Workload({called}{self.workload_id[:12]}, {self._about['tasks']} tasks)"
+
+
+def build_workload(
+    name: str,
+    *,
+    tasks: object,
+    rewards: bytes,
+    reward_identity: Sequence[Mapping[str, Any]],
+    base_model: str | BaseModel | None = None,
+    held_out: object = 0.1,
+    raw: bool = False,
+) -> WorkloadSpec:
+    """Check everything and compute the content hash.
+
+    ``tasks`` is a DataFrame or a list of dicts with a ``prompt`` column; ``held_out`` a fraction
+    (0 up to below 1, of the distinct prompts) or rows like ``tasks``. ``rewards`` and
+    ``reward_identity`` come from ``nbtrain.rewards.pack``. Raises ``Refused`` with all problems.
+    """
+    if isinstance(base_model, BaseModel):
+        base_model = base_model.slug
+    problems = _option_problems(name, base_model, raw)
+    rows, wrong = read_rows(tasks, field="tasks", raw=raw is True)
+    fraction, held_out_rows, wrong_held_out = _read_held_out(held_out, raw=raw is True)
+    problems += wrong + wrong_held_out
+    if not problems:
+        problems += _problems_between(rows, held_out_rows)
+    if problems:
+        raise Refused(problems)
+    identity = tuple(dict(term) for term in reward_identity)
+    return WorkloadSpec(
+        workload_id=_content_hash(rows, fraction, held_out_rows, identity, base_model, raw=raw),
+        name=name,
+        rows=tuple(rows),
+        held_out=fraction,
+        held_out_rows=tuple(held_out_rows),
+        rewards=rewards,
+        reward_identity=identity,
+        base_model=base_model,
+        raw=raw,
+    )
+
+
+def _option_problems(name: object, base_model: object, raw: object) -> list[Problem]:
+    problems = []
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        message = f"{name!r} cannot be a workload's name"
+        problems.append(Problem("name", message, found=name, allowed=_NAME_ALLOWED))
+    if base_model is not None and not isinstance(base_model, str):
+        message = f"base_model is a {type(base_model).__name__}"
+        problems.append(Problem("base_model", message, allowed="a base model's name"))
+    if not isinstance(raw, bool):
+        problems.append(Problem("raw", f"raw is {raw!r}", found=raw, allowed="True or False"))
+    return problems
+
+
+def _read_held_out(held_out: object, *, raw: bool) -> tuple[float | None, list[Row], list[Problem]]:
+    if isinstance(held_out, bool) or held_out is None or isinstance(held_out, (int, float)):
+        if isinstance(held_out, bool) or held_out is None or not 0 <= held_out < 1:
+            message = f"held_out is {held_out!r}"
+            allowed = "a fraction from 0 up to below 1, or held-out tasks as rows"
+            return None, [], [Problem("held_out", message, found=held_out, allowed=allowed)]
+        return float(held_out), [], []
+    rows, problems = read_rows(held_out, field="held_out", raw=raw)
+    return None, rows, problems
+
+
+def _problems_between(rows: list[Row], held_out_rows: list[Row]) -> list[Problem]:
+    if not held_out_rows:
+        return []
+    missing = [name for name in rows[0] if name not in held_out_rows[0]]
+    problems = [
+        Problem(f"held_out.{name}", f"held_out has no column {name!r}, which tasks has")
+        for name in missing
+    ]
+    stated = {_canonical(row[PROMPT]) for row in held_out_rows}
+    if all(_canonical(row[PROMPT]) in stated for row in rows):
+        message = "every task's prompt is among the held-out ones, so nothing is left to train on"
+        problems.append(Problem("held_out", message))
+    return problems
+
+
+def _content_hash(
+    rows: Sequence[Row],
+    fraction: float | None,
+    held_out_rows: Sequence[Row],
+    identity: Sequence[Mapping[str, Any]],
+    base_model: str | None,
+    *,
+    raw: bool,
+) -> str:
+    # Lines are hashed one by one: a million tasks never stand in memory as one text.
+    digest = hashlib.sha256()
+    head = {
+        "version": _VERSION,
+        "held_out": fraction,
+        "rewards": list(identity),
+        "base_model": base_model,
+        "raw": raw,
+        "tasks": len(rows),
+    }
+    digest.update(_canonical(head))
+    for row in (*rows, *held_out_rows):
+        digest.update(b"\n" + _canonical(row))
+    return digest.hexdigest()
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(
+        value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False
+    ).encode()
+
+
+def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
+    """Write the workload's folder, whole or not at all; what it says of itself is returned.
+
+    A folder that is already there holds the same content and stays.
+    """
+    about = {
+        "version": _VERSION,
+        "workload_id": spec.workload_id,
+        "base_model": spec.base_model,
+        "raw": spec.raw,
+        "held_out": spec.held_out,
+        "tasks": len(spec.rows),
+        "held_out_tasks": len(spec.held_out_rows),
+        "columns": [name for name in spec.rows[0] if name != PROMPT],
+        "rewards": list(spec.reward_identity),
+    }
+    if (folder / "workload.json").is_file():
+        return about
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    half = Path(tempfile.mkdtemp(prefix=f".{folder.name[:12]}-", dir=folder.parent))
+    try:
+        _write(half / "tasks.jsonl", b"".join(_canonical(row) + b"\n" for row in spec.rows))
+        held_out = b"".join(_canonical(row) + b"\n" for row in spec.held_out_rows)
+        _write(half / "held_out.jsonl", held_out)
+        _write(half / "rewards.pkl", spec.rewards)
+        _write(half / "workload.json", json.dumps(about, indent=1).encode())
+        _rename(half, folder)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    return about
+
+
+def _write(path: Path, data: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _rename(half: Path, folder: Path) -> None:
+    try:
+        half.rename(folder)
+    except OSError:
+        # Another process registered the same content meanwhile.
+        if not (folder / "workload.json").is_file():
+            raise
+
+
+def load_workload(folder: Path, name: str | None = None) -> Workload:
+    """The workload in ``folder``. Raises ``NotFound`` when its files are gone or damaged."""
+    try:
+        about = json.loads((folder / "workload.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        msg = f"the workload's folder {folder} is gone or damaged; register the workload again"
+        raise NotFound(msg) from error
+    if about.get("version") != _VERSION:
+        msg = f"the workload in {folder} was written by a newer version of nbtrain"
+        raise NotFound(msg)
+    return Workload(folder, about, name)
+
+
+def _read_tasks(path: Path) -> list[Task]:
+    try:
+        with path.open("rb") as lines:
+            return [Task.from_row(json.loads(line)) for line in lines]
+    except (OSError, ValueError) as error:
+        msg = f"the workload's file {path} is gone or damaged; register the workload again"
+        raise NotFound(msg) from error

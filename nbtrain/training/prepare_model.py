@@ -1,0 +1,197 @@
+"""Make a base model's weights local: ``python -m nbtrain.training.prepare_model --run RUN_ID``.
+
+A repository is downloaded into the hub's own cache, a GGUF file is converted once into a folder
+of bf16 safetensors. What is already there is left alone, so the command can be repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.catalog.repositories import split_location
+from nbtrain.errors import NotFound
+from nbtrain.plan.resolved import BaseModelRef, ResolvedPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["convert_gguf", "is_ready", "prepare", "weights_folder"]
+
+
+def weights_folder(resolved: ResolvedPlan | BaseModelRef, home: Path) -> Path:
+    """The local folder that ``AutoModelForCausalLM.from_pretrained`` loads for this plan.
+
+    Raises ``NotFound`` when the weights are not local yet (see :func:`prepare`).
+    """
+    model = resolved.base_model if isinstance(resolved, ResolvedPlan) else resolved
+    if model.kind == "repository":
+        folder = _snapshot(model.location, local_only=True)
+    elif model.kind == "gguf":
+        folder = _converted(model, home)
+    else:
+        folder = Path(model.location)
+    if folder is None or not (folder / "config.json").is_file():
+        msg = f"the weights of {model.slug!r} are not on this machine yet ({model.location})"
+        raise NotFound(msg)
+    return folder
+
+
+def is_ready(resolved: ResolvedPlan | BaseModelRef, home: Path) -> bool:
+    """Whether :func:`weights_folder` would find the weights."""
+    try:
+        weights_folder(resolved, home)
+    except NotFound:
+        return False
+    return True
+
+
+def prepare(resolved: ResolvedPlan | BaseModelRef, home: Path) -> Path:
+    """Make the weights local if they are not, and return their folder.
+
+    Raises ``NotFound`` when the source is gone or the network cannot be reached.
+    """
+    model = resolved.base_model if isinstance(resolved, ResolvedPlan) else resolved
+    if not is_ready(model, home):
+        if model.kind == "repository":
+            print(f"downloading {model.location}", flush=True)
+            _snapshot(model.location, local_only=False)
+        elif model.kind == "gguf":
+            convert_gguf(Path(model.location), _converted(model, home))
+    folder = weights_folder(model, home)
+    print(f"{model.slug} is ready in {folder}", flush=True)
+    return folder
+
+
+def _converted(model: BaseModelRef, home: Path) -> Path:
+    return home / "base_models" / model.fingerprint
+
+
+def _snapshot(location: str, *, local_only: bool) -> Path | None:
+    """The hub cache's folder of one commit, downloaded unless ``local_only``."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    repository, commit = split_location(location)
+    try:
+        folder = snapshot_download(
+            repository,
+            revision=commit,
+            local_files_only=local_only,
+            allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"],
+        )
+    except LocalEntryNotFoundError as error:
+        if local_only:
+            return None
+        msg = f"{location} cannot be downloaded: no network, or HF_HUB_OFFLINE is set"
+        raise NotFound(msg) from error
+    except (HfHubHTTPError, OSError) as error:
+        msg = f"{location} cannot be downloaded: {str(error).splitlines()[0]}"
+        raise NotFound(msg) from error
+    # An earlier download may have stopped halfway: then some weights are missing.
+    if local_only and not _complete(Path(folder)):
+        return None
+    return Path(folder)
+
+
+def _complete(folder: Path) -> bool:
+    """Whether every weight file that the folder's index names is there."""
+    from nbtrain.catalog.folders import weight_files
+    from nbtrain.errors import Refused
+
+    try:
+        return bool(weight_files(folder))
+    except Refused:
+        return False
+
+
+def convert_gguf(source: Path, target: Path) -> None:
+    """Write the GGUF file ``source`` as a folder of bf16 safetensors with tokenizer and template.
+
+    Weights are dequantised. The folder appears whole or not at all: it is written beside
+    ``target`` and renamed. Raises ``NotFound`` when ``source`` is gone.
+    """
+    if not source.is_file():
+        msg = f"the GGUF file {source} is gone"
+        raise NotFound(msg)
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    print(f"converting {source.name} to bf16 safetensors", flush=True)
+    half = Path(tempfile.mkdtemp(prefix=f".{target.name[:12]}-", dir=target.parent))
+    try:
+        _write_converted(source, half)
+        _flush(half)
+        _rename_into_place(half, target)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+
+
+def _rename_into_place(half: Path, target: Path) -> None:
+    try:
+        half.rename(target)
+    except OSError:
+        # Another run converted the same file meanwhile: its folder is as good as this one.
+        if not (target / "config.json").is_file():
+            raise
+
+
+def _flush(folder: Path) -> None:
+    for path in [*folder.iterdir(), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _write_converted(source: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+    print(f"read {model.num_parameters():,} parameters", flush=True)
+    _unquantised(model).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+
+
+def _unquantised(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights in a model that can be saved.
+
+    transformers leaves the GGUF's quantisation in the configuration although the weights are
+    plain, and then refuses to save: so a plain configuration is built and the weights moved over.
+    """
+    settings: dict[str, Any] = model.config.to_dict()
+    settings.pop("quantization_config", None)
+    config = type(model.config).from_dict(settings)
+    clean: PreTrainedModel = type(model)._from_config(config, dtype=model.dtype)
+    clean.load_state_dict(model.state_dict(), assign=True)
+    clean.tie_weights()
+    clean.generation_config = model.generation_config
+    return clean
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prepare the base model of one run; exit status 1 with a sentence when that fails."""
+    from nbtrain.errors import NbtrainError
+    from nbtrain.store import open_store
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--run", required=True, help="run id")
+    options = parser.parse_args(arguments)
+    store = open_store()
+    try:
+        run = store.find_run(options.run)
+        prepare(ResolvedPlan.from_json(run.resolved), store.home)
+    except NbtrainError as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
