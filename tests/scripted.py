@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from nbtrain.rewards.pool import Grade, GradeRequest, GroupGrades
+from nbtrain.rewards import Grade, GradeRequest, GroupGrades
 from nbtrain.rollout.types import Finish, Sample, SampleRequest
 
 Script = Callable[[SampleRequest], tuple[list[int], Finish]]
@@ -58,19 +58,16 @@ class ScriptedRewards:
     ) -> None:
         self._score = score
         self._pick = pick
-        self._waiting: list[tuple[int, GradeRequest]] = []
+        self._waiting: list[tuple[Hashable, GradeRequest]] = []
 
-    def submit(self, key: int, request: GradeRequest) -> None:
+    def submit(self, key: Hashable, request: GradeRequest) -> None:
         self._waiting.append((key, request))
 
-    def finished(self, block: float | None = None) -> list[tuple[int, GroupGrades]]:
+    def finished(self, block: float | None = None) -> list[tuple[Hashable, GroupGrades]]:
         if not self._waiting:
             return []
         key, request = self._waiting.pop(self._pick(len(self._waiting)) % len(self._waiting))
-        return [(key, GroupGrades([self._grade(text) for text in request.completions]))]
-
-    def discard(self, key: int) -> None:
-        self._waiting = [(k, r) for k, r in self._waiting if k != key]
+        return [(key, GroupGrades(tuple(self._grade(str(text)) for text in request.completions)))]
 
     def _grade(self, text: str) -> Grade:
         score = self._score(text)

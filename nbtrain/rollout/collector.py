@@ -137,9 +137,9 @@ class Collector:
         deadline = began + self._settings.batch_timeout
         batch = Batch(step)
         eligible = 0
-        since_eligible = 0
+        barren: set[int] = set()  # tasks tried since the last eligible group
         while eligible < self._settings.batch_size:
-            left = len(self._tasks) - since_eligible
+            left = len(self._tasks) - len(barren)
             wave = self._draw(min(self._settings.batch_size - eligible, left))
             in_time = self._run(wave, deadline)
             for group, _ in wave:
@@ -150,14 +150,14 @@ class Collector:
                 batch.groups.append(judged)
                 admitted = judged.outcome is GroupOutcome.USED
                 eligible += admitted
-                since_eligible = 0 if admitted else since_eligible + 1
+                barren = set() if admitted else barren | {group.task_index}
             if not in_time:
                 batch.cut_short = (
                     f"batch_timeout_seconds ({self._settings.batch_timeout:g}) passed with "
                     f"{eligible} of {self._settings.batch_size} eligible groups"
                 )
                 break
-            if since_eligible >= len(self._tasks):
+            if len(barren) == len(self._tasks):
                 batch.cut_short = (
                     f"a full pass over the {len(self._tasks)} tasks brought no eligible group"
                 )

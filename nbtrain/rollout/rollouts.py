@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from nbtrain.rewards.pool import GradeRequest, GroupGrades, RewardPool
+from nbtrain.rewards.contract import GradeRequest, GroupGrades
+from nbtrain.rewards.pool import RewardPool
 from nbtrain.rollout.types import (
     Finish,
     Group,
@@ -95,6 +96,7 @@ class Rollouts:
         self._tick = tick
         self._clock = clock
         self._next_request = 0
+        self._round = 0
         self.spent = Spent()
 
     def run(
@@ -126,6 +128,7 @@ class Rollouts:
         bool
             False when the deadline cut the rollout short; unfinished trajectories are CANCELLED.
         """
+        self._round += 1
         waiting: deque[SampleRequest] = deque()
         opened: dict[int, _Open] = {}
         owner: dict[int, _Open] = {}
@@ -220,7 +223,7 @@ class Rollouts:
             )
         one.sampling -= 1
         if one.sampling == 0:
-            self._rewards.submit(one.group.group_id, self._grade_request(one))
+            self._rewards.submit((self._round, one.group.group_id), self._grade_request(one))
 
     def _grade_request(self, one: _Open) -> GradeRequest:
         texts = [trajectory.completion for trajectory in one.group.trajectories]
@@ -233,14 +236,18 @@ class Rollouts:
 
     def _take_grades(self, opened: dict[int, _Open], *, block: bool) -> int:
         began = self._clock()
-        finished = self._rewards.finished(_GRADE_WAIT_SECONDS if block else None)
+        finished = self._rewards.finished(_GRADE_WAIT_SECONDS if block else 0.0)
         if block:
             self.spent.grading += self._clock() - began
-        for key, grades in finished:
+        taken = 0
+        for (at, key), grades in finished:
+            if at != self._round:
+                continue  # of a rollout that its deadline cut short
             one = opened[key]
             one.graded = True
             apply_grades(one.group, grades)
-        return len(finished)
+            taken += 1
+        return taken
 
     def _abandon(self, opened: dict[int, _Open], waiting: list[int]) -> None:
         """Cancel what is unfinished; groups not graded by now keep CANCELLED trajectories."""
@@ -256,7 +263,6 @@ class Rollouts:
                 trajectory.versions = partial.versions
             for trajectory in one.group.trajectories:
                 trajectory.reason = TerminationReason.CANCELLED
-            self._rewards.discard(one.group.group_id)
 
 
 def apply_grades(group: Group, grades: GroupGrades) -> None:

@@ -21,8 +21,9 @@ from nbtrain.catalog import Catalog
 from nbtrain.errors import NbtrainError, Problem, StartChecksFailed
 from nbtrain.plan.phases import Phase
 from nbtrain.plan.resolved import ResolvedPlan
-from nbtrain.rewards.pool import GradeRequest, RewardPool
-from nbtrain.rewards.trial import trial
+from nbtrain.rewards.contract import GradeRequest
+from nbtrain.rewards.pool import RewardPool
+from nbtrain.rewards.trials import trial
 from nbtrain.rollout.collector import Collector
 from nbtrain.rollout.ragged import RaggedSampler
 from nbtrain.rollout.rollouts import Rollouts
