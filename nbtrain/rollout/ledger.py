@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -176,4 +177,4 @@ def _std(values: list[float]) -> float | None:
     if len(values) < 2:
         return None
     mean = sum(values) / len(values)
-    return (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -224,6 +224,27 @@ class Runs(Reader):
         with self.database.writing() as connection:
             return connection.execute(query.values(pinned=pinned)).rowcount == 1
 
+    def drop_training_state(self, checkpoint_id: str) -> str | None:
+        """Forget a checkpoint's training state; the checkpoint's path, ``None`` if it had none.
+
+        To be called before the files go, so that a listed training state is always there.
+        """
+        table = tables.checkpoints
+        here = (table.c.checkpoint_id == checkpoint_id) & table.c.training_state.is_(True)
+        with self.database.writing() as connection:
+            path: str | None = connection.execute(select(table.c.path).where(here)).scalar()
+            connection.execute(update(table).where(here).values(training_state=False))
+        return path
+
+    def referenced_checkpoints(self) -> set[str]:
+        """Ids of the checkpoints that runs which have not ended go on from."""
+        runs = tables.runs.c
+        query = select(runs.parent_checkpoint_id).where(
+            runs.parent_checkpoint_id.is_not(None), runs.phase.not_in(sorted(TERMINAL))
+        )
+        with self.database.reading() as connection:
+            return set(connection.execute(query).scalars())
+
 
 def _phases(expect: Phase | str | Iterable[Phase | str] | None) -> frozenset[Phase] | None:
     if expect is None:

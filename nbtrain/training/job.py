@@ -280,7 +280,7 @@ def _device() -> torch.device:
         )
     if accelerator.device.type == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    return accelerator.device
+    return torch.device(accelerator.device)
 
 
 def _kv_budget(device: torch.device) -> int:

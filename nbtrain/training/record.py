@@ -75,9 +75,9 @@ class StoreRecorder:
     def _sweep(self) -> None:
         rows = self._store.checkpoints(self._run_key)
         listed = [Kept(row.checkpoint_id, row.step, row.training_state, row.pinned) for row in rows]
-        for checkpoint_id in sweep_training_states(
-            listed, referenced=self._store.referenced_checkpoints(self._run_key)
-        ):
+        referenced = self._store.referenced_checkpoints()
+        for checkpoint_id in sweep_training_states(listed, referenced=referenced):
             # The store forgets it first: a listed training state is always there.
-            path = self._writer.drop_training_state(checkpoint_id)
-            checkpoints.drop_training_state(Path(path))
+            path = self._store.drop_training_state(checkpoint_id)
+            if path is not None:
+                checkpoints.drop_training_state(Path(path))

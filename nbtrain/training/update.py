@@ -112,7 +112,7 @@ class Updater:
                         row, temperature=self.settings.temperature, adapter=False
                     )
             parts = self._loss(row, items, new, reference, normaliser)
-            parts.loss.backward()
+            torch.autograd.backward(parts.loss)
             sampled = [x for number in row.members for x in kept[number][0].logprobs]
             gap = (new.detach() - torch.tensor(sampled, device=new.device)).abs().sum()
             sums["loss"] += float(parts.loss.detach())
