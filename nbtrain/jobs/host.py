@@ -105,6 +105,8 @@ def _serve(connection_file: Path, supervisor: Supervisor) -> None:
     class HostApp(IPKernelApp):  # type: ignore[misc]
         """The kernel's application, without its advice for terminals in the log."""
 
+        log_level: Any
+
         def log_connection_info(self) -> None:
             level, self.log_level = self.log_level, logging.CRITICAL
             super().log_connection_info()

@@ -15,7 +15,7 @@ from nbtrain.jobs.environment import host_environment
 from nbtrain.jobs.liveness import reap
 from nbtrain.plan.phases import Phase
 from nbtrain.processes import boot_id, process_identity
-from nbtrain.store import Store, StoredRun
+from nbtrain.store import Row, Store, StoredRun
 
 __all__ = ["launch"]
 
@@ -26,8 +26,11 @@ def launch(store: Store, run: StoredRun, *, host_options: Sequence[str] = ()) ->
     The host is a fresh interpreter in a session of its own, so it does not care what the caller
     has imported or touched, nor when the caller ends. Where it cannot be started, or ends before
     it could say anything, the run is FAILED with the reason. ``host_options`` are added to the
-    host's command line.
+    host's command line. Raises ``ValueError`` when the attempt has had its host already.
     """
+    if _attempt(store, run)["hostname"] is not None:
+        msg = f"attempt {run.attempt} of run {run.short_id} was launched already"
+        raise ValueError(msg)
     logs = store.run_folder(run.run_id) / "logs"
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     connection: Path | None = None
@@ -49,7 +52,8 @@ def launch(store: Store, run: StoredRun, *, host_options: Sequence[str] = ()) ->
         store.move_phase(run.key, Phase.FAILED, attempt=run.attempt, failure=failure)
         return
     who = process_identity(process.pid)
-    if who is not None:
+    # The host notes itself too; this is for one that dies before it can.
+    if who is not None and _attempt(store, run)["host_pid"] is None:
         store.update_attempt(run.key, run.attempt, host_pid=who.pid, host_start_time=who.start_time)
     threading.Thread(
         target=_wait, args=(store, run, process), name=f"nbtrain-host-{run.short_id}", daemon=True
@@ -74,6 +78,10 @@ def _start(
         )
     finally:
         os.close(descriptor)
+
+
+def _attempt(store: Store, run: StoredRun) -> Row:
+    return next(row for row in store.attempts(run.key) if row["number"] == run.attempt)
 
 
 def _stated_url(store: Store) -> str | None:

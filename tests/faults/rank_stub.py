@@ -7,7 +7,7 @@ does stands in the run's plan under ``"stub"``:
 - ``print_mb``: so many MB are printed at once;
 - ``deaf``: it looks at no command and ignores SIGTERM;
 - ``then``: ``"complete"``, ``"raise"``, ``"exit"`` (code 7), ``"oom"`` (SIGKILL after 64 MB),
-  ``"saves"`` (answers a cancel, takes a second for it) or ``"work"`` (the default: until cancelled).
+  or ``"work"`` (the default: until it is cancelled).
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from nbtrain.processes import die_with_parent
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 DIE = "import os; from nbtrain.processes import die_with_parent; die_with_parent(os.getppid())"
 SLEEP = "print(1, flush=True); import time; time.sleep(600)"
+HANG = "import re; re.match('(a+)+$', 'a' * 64 + 'b')"
 
 HELPERS = {
     # A reward worker whose reward hangs in C code and never gives up the GIL.
-    "hangs with the GIL": f"{DIE}; print(1, flush=True); import re; re.match('(a+)+$', 'a' * 64 + 'b')",
+    "hangs with the GIL": f"{DIE}; print(1, flush=True); {HANG}",
     # What a user's reward function may start: it knows nothing of us.
     "ignores SIGTERM": f"{IGNORE}; {SLEEP}",
     "own session": f"import os; os.setsid(); {IGNORE}; {SLEEP}",
@@ -100,8 +101,6 @@ def work(store: Any, run: Any, attempt: int, orders: dict[str, Any]) -> None:
         store.heartbeat(run.key, attempt, "rank")
         for row in [] if orders.get("deaf") else store.commands(run.key):
             store.handled(row["id"])
-            if then == "saves":
-                time.sleep(1.0)
             raise Cancelled
         time.sleep(0.1)
     raise Cancelled
