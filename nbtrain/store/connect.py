@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+import sqlite3
 import time
 import warnings
 import weakref
@@ -13,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 
 from nbtrain.errors import StoreError
 
-__all__ = ["BUSY_SECONDS", "Database", "database_path", "parse_url"]
+__all__ = ["BUSY_SECONDS", "Database", "database_path", "file_url", "parse_url"]
 
 BUSY_SECONDS = 20.0
 """How long a writer waits for another process's transaction before it gives up."""
@@ -43,12 +45,23 @@ def parse_url(url: str) -> URL:
     if not parsed.database or parsed.database == ":memory:":
         msg = f"the store URL {url!r} names no file, so no other process could see the store"
         raise StoreError(msg)
-    return parsed
+    # Host and rank open the same URL from folders of their own
+    prefix = "file:" if parsed.database.startswith("file:") else ""
+    path = Path(parsed.database.removeprefix("file:")).absolute()
+    return parsed.set(database=f"{prefix}{path}")
+
+
+def file_url(path: Path) -> URL:
+    """The URL of a store in a file, whatever characters its path has."""
+    if "?" not in str(path):
+        return URL.create("sqlite", database=str(path))
+    return URL.create("sqlite", database=f"file:{quote(str(path))}", query={"uri": "true"})
 
 
 def database_path(url: URL) -> Path:
     """The database file that a store URL names (also in its ``file:…?uri=true`` form)."""
-    return Path((url.database or "").removeprefix("file:")).absolute()
+    name = url.database or ""
+    return Path(unquote(name.removeprefix("file:")) if name.startswith("file:") else name)
 
 
 class Database:
@@ -133,6 +146,8 @@ class Database:
             raise
         except DBAPIError as error:
             raise StoreError(self._sentence(str(error.orig))) from error
+        except sqlite3.Error as error:  # while a connection was being set up
+            raise StoreError(self._sentence(str(error))) from error
 
     def _sentence(self, complaint: str) -> str:
         for sign, sentence in _SENTENCES.items():
@@ -170,13 +185,11 @@ def _begin(connection: Connection) -> None:
 
 
 def _patiently(action: Callable[[], str]) -> str:
-    from sqlite3 import OperationalError
-
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             return action()
-        except (OperationalError, DBAPIError) as error:
+        except (sqlite3.OperationalError, DBAPIError) as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Text,
     bindparam,
     func,
+    literal_column,
     select,
     type_coerce,
 )
@@ -187,7 +188,7 @@ class Reader:
         table = tables.trajectories
         rules = [] if step is None else [table.c.step == step]
         if split is not None:
-            rules.append(table.c.split == split)
+            rules.append(_of_split(split))
         return self._after(table, run_key, after, limit, columns, superseded, rules, newest=newest)
 
     def trajectory_chunks(
@@ -217,7 +218,7 @@ class Reader:
         table = tables.trajectories
         query = select(func.count()).where(table.c.run == run_key, table.c.superseded.is_(False))
         if split is not None:
-            query = query.where(table.c.split == split)
+            query = query.where(_of_split(split))
         with self.database.reading() as connection:
             return connection.execute(query).scalar_one()
 
@@ -325,6 +326,14 @@ def _order(
     if covered and not after and not newest:
         return [table.c.step, table.c.id]
     return [table.c.id.desc() if newest else table.c.id]
+
+
+def _of_split(split: str) -> ColumnElement[bool]:
+    if split not in ("train", "held_out"):
+        msg = f"split is {split!r}; it is 'train' or 'held_out'"
+        raise ValueError(msg)
+    # Spelled out: a bound value would not let SQLite use the index of the held-out ones
+    return tables.trajectories.c.split == literal_column(f"'{split}'")
 
 
 def _begins(column: Column[Any], prefix: str) -> ColumnElement[bool]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from nbtrain.store.connect import Database, parse_url
+from nbtrain.store.connect import Database, file_url, parse_url
 from nbtrain.store.entries import Entries
 from nbtrain.store.home import home_folder, private_file, private_folder
 from nbtrain.store.ids import check_id
@@ -67,7 +67,7 @@ def open_store(home: Path | None = None, url: str | None = None) -> Store:
     """
     home = home_folder() if home is None else private_folder(Path(home).absolute())
     stated = url or os.environ.get("NBTRAIN_STORE_URL")
-    database = Database(parse_url(stated or f"sqlite:///{home / 'nbtrain.db'}"))
+    database = Database(parse_url(stated) if stated else file_url(home / "nbtrain.db"))
     private_file(database.path)
     journal = database.journal()
     bring_up_to_date(database)

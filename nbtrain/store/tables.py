@@ -23,6 +23,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    text,
 )
 
 metadata = MetaData()
@@ -191,6 +192,8 @@ trajectories = _table(
     Column("error", Text),
     Index("ix_trajectories_run", "run", "id"),
     Index("ix_trajectories_step", "run", "step"),
+    # Held-out ones are few: without this, finding them reads a run's every trajectory
+    Index("ix_trajectories_held_out", "run", "id", sqlite_where=text("split = 'held_out'")),
 )
 
 trajectory_texts = Table(

@@ -277,6 +277,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
         sqlite_autoincrement=True,
     )
+    op.create_index(
+        "ix_trajectories_held_out",
+        "trajectories",
+        ["run", "id"],
+        unique=False,
+        sqlite_where=sa.text("split = 'held_out'"),
+    )
     op.create_index("ix_trajectories_run", "trajectories", ["run", "id"], unique=False)
     op.create_index("ix_trajectories_step", "trajectories", ["run", "step"], unique=False)
     op.create_table(
