@@ -108,22 +108,24 @@ def _stated(
     found: Statements,
     model: BaseModelInfo | None,
 ) -> Setting | None:
-    """The setting that the plan states, or ``None`` for one that is refused."""
+    """The setting that the plan states, or ``None`` for one whose value is unsound."""
     value, problem = check(option, statement.value, model=model, where=statement.where)
     if problem is not None:
         found.refuse(problem)
         return None
+    setting = Setting(option.name, value, "stated")
     if option.built_values is not None:
         if value in option.built_values:
             return Setting(option.name, 0, "stated", rules.ON_POLICY if value else None)
         allowed = " or ".join(show(v) for v in option.built_values)
     elif option.built or value == unstated.value:
-        return Setting(option.name, value, "stated")
+        return setting
     else:
         allowed = f"{show(unstated.value)}, its default"
     message = f"{option.name} {show(value)} is not built yet"
-    found.refuse(Problem(option.name, message, value, allowed, statement.where))
-    return None
+    # not counted as bad: the value is a sound one, and the rules between options look at it too
+    found.problems.append(Problem(option.name, message, value, allowed, statement.where))
+    return setting
 
 
 def _split(

@@ -113,7 +113,7 @@ def _refuse_descriptor(found: Statements, options: Mapping[str, Any]) -> None:
 def _unknown(options: Mapping[str, Any], key: object) -> Problem:
     where = options.where_key(str(key)) if isinstance(options, SourcedMapping) else None
     near = nearest(str(key))
-    hint = f"Did you mean {near}" if near else "%train options lists every option"
+    hint = f"Did you mean {near}?" if near else "%train options lists every option"
     return Problem(str(key), f"there is no option {key}", plain(key), where=where, hint=hint)
 
 

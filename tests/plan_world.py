@@ -1,0 +1,143 @@
+"""A small catalog in memory: what the plan needs to know of workloads, models and checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from nbtrain.errors import NotFound, PlanRefused, Problem
+from nbtrain.plan.resolve import resolve
+from nbtrain.plan.resolved import ResolvedPlan
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Split:
+    train: int
+    held_out: int
+    description: str
+    train_digest: str
+
+
+@dataclass(frozen=True)
+class Workload:
+    workload_id: str = digest("sums")
+    name: str | None = "sums"
+    base_model: str | None = "nbtrain/tiny"
+    tasks: int = 90
+    stated_held_out: int = 10
+    fraction_held_out: int = 0
+
+    def split(self, *, validation: bool) -> Split:
+        off = self.fraction_held_out if validation else 0
+        train = self.tasks - off
+        sentence = f"{train} train, {off} split off, {self.stated_held_out} stated"
+        held_out = self.stated_held_out + off
+        return Split(train, held_out, sentence, digest(f"{self.workload_id} {train}"))
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    slug: str = "nbtrain/tiny"
+    kind: Literal["embedded", "folder", "repository", "gguf"] = "embedded"
+    location: str = "/models/tiny"
+    fingerprint: str = digest("tiny")
+    max_context: int = 256
+    precision: Literal["fp32", "bf16"] = "fp32"
+    parameters: int | None = 400_000
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    checkpoint_id: str
+    run_id: str
+    step_index: int
+    base_model_slug: str
+    base_fingerprint: str
+    workload_id: str
+    path: str
+    resolved: Mapping[str, Any]
+    has_weights: bool = True
+    has_training_state: bool = True
+
+
+@dataclass
+class World:
+    """A registry: names, ids, prefixes of at least four digits, and objects."""
+
+    workloads: list[Workload] = field(default_factory=lambda: [Workload()])
+    models: list[BaseModel] = field(
+        default_factory=lambda: [
+            BaseModel(),
+            BaseModel("big", "folder", "/models/big", digest("big"), 4096, "bf16"),
+        ]
+    )
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+    def workload(self, ref: object) -> Workload:
+        for w in self.workloads:
+            if ref is w or ref == w.name or _prefix(ref, w.workload_id):
+                return w
+        msg = f"no workload {ref!r}; there is sums"
+        raise NotFound(msg)
+
+    def base_model(self, ref: object) -> BaseModel:
+        if ref == "windowed":
+            problem = "base_model_slug: windowed has sliding-window layers, not built yet"
+            raise PlanRefused([Problem("base_model_slug", problem)])
+        for m in self.models:
+            if ref is m or ref == m.slug:
+                return m
+        msg = f"no base model {ref!r}; there are nbtrain/tiny and big"
+        raise NotFound(msg)
+
+    def checkpoint(self, ref: object) -> Checkpoint:
+        for c in self.checkpoints:
+            if ref is c or _prefix(ref, c.checkpoint_id):
+                return c
+        msg = f"no checkpoint {ref!r}"
+        raise NotFound(msg)
+
+    def base_models(self) -> list[BaseModel]:
+        return list(self.models)
+
+    def plan(self, options: Any = None, **given: Any) -> ResolvedPlan:
+        """Resolve, on the workload ``sums`` unless another or a parent is given."""
+        if "parent" not in given and "workload" not in given:
+            given["workload"] = "sums"
+        return resolve(options, registry=self, **given)
+
+    def problems(self, options: Any = None, **given: Any) -> list[Problem]:
+        """The problems of a plan that must be refused."""
+        try:
+            self.plan(options, **given)
+        except PlanRefused as refused:
+            return list(refused.problems)
+        msg = f"not refused: {options} {given}"
+        raise AssertionError(msg)
+
+    def save(self, plan: ResolvedPlan, step: int, **changes: Any) -> Checkpoint:
+        """A checkpoint of a run of ``plan``, its plan gone through JSON as in a store."""
+        saved = Checkpoint(
+            checkpoint_id=digest(f"{plan.config_hash} {step} {len(self.checkpoints)}"),
+            run_id=digest(plan.config_hash),
+            step_index=step,
+            base_model_slug=plan.base_model.slug,
+            base_fingerprint=plan.base_model.fingerprint,
+            workload_id=plan.workload.workload_id,
+            path=f"/runs/x/checkpoints/step-{step:06}",
+            resolved=json.loads(json.dumps(plan.to_json(), allow_nan=False)),
+        )
+        saved = replace(saved, **changes)
+        self.checkpoints.append(saved)
+        return saved
+
+
+def _prefix(ref: object, full: str) -> bool:
+    return isinstance(ref, str) and len(ref) >= 4 and full.startswith(ref)
