@@ -1,137 +1,44 @@
-"""Reading: references to runs and checkpoints, and rows after a key."""
+"""Reading: rows after a key."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import (
     Column,
     ColumnElement,
-    Select,
     Table,
-    Text,
     bindparam,
     func,
     literal_column,
     select,
-    type_coerce,
 )
 
-from nbtrain.errors import AmbiguousReference, NotFound
-from nbtrain.plan.phases import TERMINAL, Phase
 from nbtrain.store import tables
-from nbtrain.store.connect import Database
-from nbtrain.store.ids import MIN_PREFIX, is_prefix, short
-from nbtrain.store.rows import Row, StoredCheckpoint, StoredRun
+from nbtrain.store.finder import Finder
+from nbtrain.store.rows import Row
 from nbtrain.store.texts import unpack
 
 __all__ = ["Reader"]
 
-_T = TypeVar("_T")
-
 _CHUNK = 20_000
 
-_RUN_JSON = {"plan": "plan_text", "resolved": "resolved_text"}
-_RUN_COLUMNS: list[ColumnElement[Any]] = [
-    tables.runs.c.id.label("key"),
-    *(
-        # The JSON stays text until somebody asks for it
-        type_coerce(column, Text).label(_RUN_JSON[column.name])
-        if column.name in _RUN_JSON
-        else column
-        for column in tables.runs.c
-        if column.name != "id"
-    ),
-]
 _TEXT_BLOCK = (
     select(tables.trajectory_texts)
     .where(tables.trajectory_texts.c.first <= bindparam("key"))
     .order_by(tables.trajectory_texts.c.first.desc())
     .limit(1)
 )
-_CHECKPOINT_COLUMNS: list[ColumnElement[Any]] = [
-    tables.checkpoints.c.id.label("key"),
-    *(column for column in tables.checkpoints.c if column.name != "id"),
-    tables.runs.c.run_id,
-]
 
 
-class Reader:
+class Reader(Finder):
     """What can be read of a store. A ``run_key`` is :attr:`StoredRun.key`.
 
     Every method that takes ``after`` returns the rows whose ``id`` is greater, oldest first, so
     that a poller asks for what is new. Rows past a restored step are superseded and left out
     unless ``superseded=True``.
     """
-
-    database: Database
-
-    # --- runs and checkpoints -------------------------------------------------------------
-
-    def run(self, run_key: int) -> StoredRun:
-        """The run with this key, as it stands now. Raises :class:`NotFound`."""
-        found = self._runs(select(*_RUN_COLUMNS).where(tables.runs.c.id == run_key))
-        if not found:
-            msg = f"there is no run with the key {run_key}"
-            raise NotFound(msg)
-        return found[0]
-
-    def runs(
-        self,
-        limit: int | None = None,
-        *,
-        name: str | None = None,
-        parent_run_id: str | None = None,
-        open_only: bool = False,
-    ) -> list[StoredRun]:
-        """Runs, newest first; of one name, of one parent, or only those that have not ended."""
-        query = select(*_RUN_COLUMNS).order_by(tables.runs.c.id.desc()).limit(limit)
-        if name is not None:
-            query = query.where(tables.runs.c.name == name)
-        if parent_run_id is not None:
-            query = query.where(tables.runs.c.parent_run_id == parent_run_id)
-        if open_only:
-            query = query.where(tables.runs.c.phase.not_in(sorted(TERMINAL)))
-        return self._runs(query)
-
-    def find_run(self, ref: str) -> StoredRun:
-        """The run that ``ref`` means: its id, else the newest of that name, else an id prefix.
-
-        A prefix has at least 4 digits. Raises :class:`NotFound`, naming what is near, and
-        :class:`AmbiguousReference`, naming the candidates.
-        """
-        query = select(*_RUN_COLUMNS).order_by(tables.runs.c.id.desc())
-        for rule in (tables.runs.c.run_id == ref, tables.runs.c.name == ref):
-            found = self._runs(query.where(rule).limit(1))
-            if found:
-                return found[0]
-        if is_prefix(ref):
-            found = self._runs(query.where(_begins(tables.runs.c.run_id, ref)).limit(6))
-            if found:
-                return _only(found, ref, [run.run_id for run in found], "runs")
-        raise NotFound(self._no_run(ref))
-
-    def find_checkpoint(self, ref: str) -> StoredCheckpoint:
-        """The committed checkpoint with this id or unambiguous prefix of at least 4 digits.
-
-        Raises :class:`NotFound` and :class:`AmbiguousReference` as :meth:`find_run` does.
-        """
-        query = select(*_CHECKPOINT_COLUMNS).join(tables.runs)
-        column = tables.checkpoints.c.checkpoint_id
-        if is_prefix(ref):
-            with self.database.reading() as connection:
-                rows = connection.execute(query.where(_begins(column, ref)).limit(6)).mappings()
-                found = [StoredCheckpoint(**row) for row in rows]
-            if found:
-                return _only(found, ref, [item.checkpoint_id for item in found], "checkpoints")
-        with self.database.reading() as connection:
-            newest = connection.execute(select(column).order_by(tables.checkpoints.c.id.desc()))
-            known = [short(item) for item in newest.scalars().fetchmany(5)]
-        raise NotFound(_nothing("checkpoint", ref, known, []))
-
-    # --- rows after a key -----------------------------------------------------------------
 
     def steps(
         self,
@@ -245,22 +152,6 @@ class Reader:
         """Validation rounds."""
         return self._after(tables.validation_rounds, run_key, after, None, None, superseded)
 
-    def checkpoints(
-        self, run_key: int, after: int = 0, *, superseded: bool = False
-    ) -> list[StoredCheckpoint]:
-        """Committed checkpoints in the order in which they were committed."""
-        table = tables.checkpoints
-        query = (
-            select(*_CHECKPOINT_COLUMNS)
-            .join(tables.runs)
-            .where(table.c.run == run_key, table.c.id > after)
-            .order_by(table.c.id)
-        )
-        if not superseded:
-            query = query.where(table.c.superseded.is_(False))
-        with self.database.reading() as connection:
-            return [StoredCheckpoint(**row) for row in connection.execute(query).mappings()]
-
     def phases(self, run_key: int, after: int = 0) -> list[Row]:
         """Every phase the run has entered, with time and message."""
         return self._after(tables.phases, run_key, after)
@@ -302,19 +193,6 @@ class Reader:
             rows = [dict(zip(names, row, strict=True)) for row in result]
         return rows[::-1] if newest else rows
 
-    def _runs(self, query: Select[Any]) -> list[StoredRun]:
-        with self.database.reading() as connection:
-            rows = connection.execute(query).mappings()
-            return [StoredRun(**{**row, "phase": Phase(row["phase"])}) for row in rows]
-
-    def _no_run(self, ref: str) -> str:
-        newest = select(tables.runs.c.name, tables.runs.c.run_id)
-        with self.database.reading() as connection:
-            query = newest.order_by(tables.runs.c.id.desc()).limit(200)
-            rows = connection.execute(query).all()
-        names = list(dict.fromkeys(name or short(run_id) for name, run_id in rows))
-        return _nothing("run", ref, names[:5], difflib.get_close_matches(ref, names, 1))
-
 
 _REWARD_INDEX = {"id", "run", "step", "superseded", "attempt", "avg_reward", "used_reward"}
 
@@ -334,26 +212,3 @@ def _of_split(split: str) -> ColumnElement[bool]:
         raise ValueError(msg)
     # Spelled out: a bound value would not let SQLite use the index of the held-out ones
     return tables.trajectories.c.split == literal_column(f"'{split}'")
-
-
-def _begins(column: Column[Any], prefix: str) -> ColumnElement[bool]:
-    # A range, which the unique index answers; "g" comes after every hex digit
-    return (column >= prefix) & (column < prefix + "g")
-
-
-def _only(found: Sequence[_T], ref: str, ids: Sequence[str], things: str) -> _T:
-    if len(found) == 1:
-        return found[0]
-    several = ", ".join(item[: max(12, len(ref) + 4)] for item in ids[:5])
-    more = ", …" if len(ids) > 5 else ""
-    msg = f"{ref!r} fits several {things}: {several}{more}; give more digits"
-    raise AmbiguousReference(msg)
-
-
-def _nothing(thing: str, ref: str, known: Sequence[str], near: Sequence[str]) -> str:
-    msg = f"no {thing} has the name or id {ref!r}" if thing == "run" else f"no {thing} {ref!r}"
-    if near:
-        return f"{msg}; did you mean {near[0]!r}?"
-    if ref and len(ref) < MIN_PREFIX and all(digit in "0123456789abcdef" for digit in ref):
-        msg += f" (a prefix of an id has at least {MIN_PREFIX} digits)"
-    return f"{msg}; the newest are {', '.join(known)}" if known else f"{msg}; there is none yet"

@@ -225,12 +225,19 @@ class Runs(Reader):
             return connection.execute(query.values(pinned=pinned)).rowcount == 1
 
     def drop_training_state(self, checkpoint_id: str) -> str | None:
-        """Forget a checkpoint's training state; the checkpoint's path, ``None`` if it had none.
+        """Forget a checkpoint's training state and return the checkpoint's path.
 
         To be called before the files go, so that a listed training state is always there.
+        ``None``, and nothing forgotten, when it had none, when it is pinned, or when a run that
+        has not ended goes on from it: that run may have been created a moment ago.
         """
         table = tables.checkpoints
-        here = (table.c.checkpoint_id == checkpoint_id) & table.c.training_state.is_(True)
+        here = (
+            (table.c.checkpoint_id == checkpoint_id)
+            & table.c.training_state.is_(True)
+            & table.c.pinned.is_(False)
+            & table.c.checkpoint_id.not_in(_REFERENCED)
+        )
         with self.database.writing() as connection:
             path: str | None = connection.execute(select(table.c.path).where(here)).scalar()
             connection.execute(update(table).where(here).values(training_state=False))
@@ -238,12 +245,14 @@ class Runs(Reader):
 
     def referenced_checkpoints(self) -> set[str]:
         """Ids of the checkpoints that runs which have not ended go on from."""
-        runs = tables.runs.c
-        query = select(runs.parent_checkpoint_id).where(
-            runs.parent_checkpoint_id.is_not(None), runs.phase.not_in(sorted(TERMINAL))
-        )
         with self.database.reading() as connection:
-            return set(connection.execute(query).scalars())
+            return set(connection.execute(_REFERENCED).scalars())
+
+
+_REFERENCED = select(tables.runs.c.parent_checkpoint_id).where(
+    tables.runs.c.parent_checkpoint_id.is_not(None),
+    tables.runs.c.phase.not_in(sorted(TERMINAL)),
+)
 
 
 def _phases(expect: Phase | str | Iterable[Phase | str] | None) -> frozenset[Phase] | None:
