@@ -1,0 +1,708 @@
+"""Resolving: every value with its origin, rules between options, parents, all refusals at once."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_world import BaseModel, Checkpoint, Workload, World, digest
+
+from nbtrain.errors import PlanRefused, Problem
+from nbtrain.plan.options import OPTIONS
+from nbtrain.plan.resolve import resolve
+from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.plan.rules import validation_rounds
+from nbtrain.plan.schedule import schedule_of, trace
+from nbtrain.plan.source import parse
+
+CASES = Path(__file__).parent / "cases"
+calm = settings(deadline=None)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def fields(problems: list[Problem]) -> list[str]:
+    return [p.field for p in problems]
+
+
+def the(problems: list[Problem]) -> Problem:
+    (problem,) = problems
+    return problem
+
+
+# --- one value after another -------------------------------------------------------------------
+
+OTHER: dict[str, Any] = {
+    "num_steps": 7, "algorithm": "grpo", "batch_size": 4, "group_size": 6,
+    "min_trajectories_per_group": 3, "learning_rate": 2e-5, "lr_warmup_steps": 0,
+    "lr_hold_steps": 3, "lr_min_ratio": 0.5, "load_weights_only": True,
+    "density_aware_training": True, "train_on_truncation": True, "train_on_timeout": True,
+    "train_on_error": True, "train_on_all_fail": True, "train_on_all_pass": True,
+    "train_on_zero_advantage": True, "max_concurrent_trajectories": 300,
+    "max_turns_per_trajectory": 3, "max_output_tokens_per_turn": 16,
+    "max_output_tokens_per_trajectory": 32, "trajectory_timeout_seconds": 60,
+    "batch_timeout_seconds": 8000, "reasoning_effort": "low", "temperature": 0.7, "top_p": 0.9,
+    "top_k": 20, "max_staleness": 2, "val_enabled": False, "val_interval_steps": 5,
+    "val_num_tasks": 8, "val_trajectories_per_task": 2, "val_max_concurrent_trajectories": 10,
+    "val_final_wait_timeout_seconds": 5, "val_reasoning_effort": "off", "val_temperature": 0.0,
+    "val_top_p": 0.5, "val_top_k": 5, "val_max_output_tokens_per_turn": 8,
+    "val_max_output_tokens_per_trajectory": 9, "val_max_turns_per_trajectory": 2,
+    "val_trajectory_timeout_seconds": 9, "kl_beta": 0.04, "weight_decay": 0.0,
+    "max_grad_norm": 0.5, "clip_low": 0.1, "clip_high": 0.3, "lora_rank": 8, "lora_alpha": 8.0,
+    "lora_target_modules": ".*q_proj", "seed": 0, "precision": "bf16", "sampler": "ragged",
+    "reward_timeout_seconds": 5.0, "checkpoint_interval_steps": 3, "keep_checkpoints": 2,
+    "max_total_trajectories": 100, "max_total_output_tokens": 1000, "max_wall_clock_seconds": 60,
+}  # fmt: skip
+
+
+def test_the_table_below_names_every_option() -> None:
+    assert set(OTHER) == set(OPTIONS)
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_every_option_is_found_in_plan_and_hash_or_refused_by_name(name: str, world: World) -> None:
+    option = OPTIONS[name]
+    parent = world.save(world.plan({}), 5) if name == "load_weights_only" else None
+    how = {"parent": parent} if parent else {}
+    base = world.plan({}, **how)
+    assert OTHER[name] != base[name]
+    if not option.built or option.built_values:
+        problems = world.problems({name: OTHER[name]}, **how)
+        problem = next(p for p in problems if "not built yet" in p.message)
+        assert problem.field == name
+        assert problem.message.startswith(name)
+        assert all(p.field == name for p in problems)
+        return
+    plan = world.plan({name: OTHER[name]}, **how)
+    assert plan[name] == OTHER[name]
+    assert plan.settings[name].origin == "stated"
+    assert (plan.config_hash != base.config_hash) == (option.hashed == "always")
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_every_option_may_be_stated_at_its_default(name: str, world: World) -> None:
+    base = world.plan({})
+    value = 3 if name == "max_staleness" else base[name]
+    plan = world.plan({name: value})
+    assert plan[name] == base[name]
+    assert plan.config_hash == base.config_hash
+    computed = OPTIONS[name].compute is not None and value is None
+    assert plan.settings[name].origin == ("computed" if computed else "stated")
+
+
+@pytest.mark.parametrize("name", [n for n, o in OPTIONS.items() if o.compute])
+def test_null_asks_for_the_computed_value(name: str, world: World) -> None:
+    base = world.plan({})
+    plan = world.plan({name: None})
+    assert plan.settings[name] == base.settings[name]
+
+
+def test_validation_follows_training_and_may_say_the_same(world: World) -> None:
+    plan = world.plan({"temperature": 0.5, "top_k": 20, "max_output_tokens_per_turn": 16})
+    assert plan["val_temperature"] == 0.5
+    assert plan["val_top_k"] == 20
+    assert plan["val_max_output_tokens_per_turn"] == 16
+    assert plan.settings["val_temperature"].origin == "computed"
+    assert plan.settings["val_temperature"].note == "as in training"
+    plan = world.plan({"temperature": 0.5, "val_temperature": 0.5})
+    assert plan.settings["val_temperature"].origin == "stated"
+    problem = the(world.problems({"temperature": 0.5, "val_temperature": 1.0}))
+    assert problem.field == "val_temperature"
+    assert "not built yet" in problem.message
+    assert problem.allowed == "0.5, its default"
+
+
+def test_the_model_s_own_top_p_and_top_k_are_null(world: World) -> None:
+    plan = world.plan({"top_p": None, "top_k": None})
+    assert (plan["top_p"], plan["top_k"]) == (None, None)
+    assert (plan["val_top_p"], plan["val_top_k"]) == (None, None)
+    assert plan.settings["top_p"].origin == "stated"
+
+
+@pytest.mark.parametrize("stated", [{}, {"max_staleness": 3}, {"max_staleness": 0}])
+def test_this_version_samples_on_policy(stated: dict[str, int], world: World) -> None:
+    plan = world.plan(stated)
+    assert plan["max_staleness"] == 0
+    assert plan.config_hash == world.plan({}).config_hash
+    note = plan.settings["max_staleness"].note
+    assert (note is None) == (stated == {"max_staleness": 0})
+
+
+@pytest.mark.parametrize("value", [1, 2, 4, 100])
+def test_other_staleness_is_not_built_yet(value: int, world: World) -> None:
+    problem = the(world.problems({"max_staleness": value}))
+    assert "max_staleness" in problem.message
+    assert "not built yet" in problem.message
+    assert problem.allowed == "3 or 0"
+
+
+def test_staleness_out_of_bounds_is_out_of_bounds(world: World) -> None:
+    assert "out of bounds" in the(world.problems({"max_staleness": 101})).message
+
+
+def test_computed_values_follow_what_is_stated(world: World) -> None:
+    plan = world.plan({"batch_size": 4, "group_size": 5, "lora_rank": 8, "algorithm": "grpo"})
+    assert plan["min_trajectories_per_group"] == 2
+    assert plan["max_concurrent_trajectories"] == 40
+    assert plan["lora_alpha"] == 16.0
+    assert (plan["clip_low"], plan["clip_high"]) == (0.2, 0.2)
+    big = world.plan({}, base_model="big")
+    assert (big["precision"], big["max_output_tokens_per_turn"]) == ("bf16", 4096)
+
+
+def test_computed_concurrency_is_clamped_and_says_so(world: World) -> None:
+    plan = world.plan({"batch_size": 256, "group_size": 32})
+    assert plan["max_concurrent_trajectories"] == 1024
+    assert plan.settings["max_concurrent_trajectories"].origin == "computed"
+    assert plan.settings["max_concurrent_trajectories"].note is not None
+    assert "16,384" in plan.settings["max_concurrent_trajectories"].note
+    assert any("not above batch_size x group_size = 8,192" in hint for hint in plan.hints)
+
+
+# --- rules between options ---------------------------------------------------------------------
+
+
+def test_a_group_cannot_need_more_than_it_has(world: World) -> None:
+    problem = the(world.problems({"group_size": 4, "min_trajectories_per_group": 5}))
+    assert problem.field == "min_trajectories_per_group"
+    assert problem.message.startswith("min_trajectories_per_group 5 is more than group_size 4")
+    assert problem.allowed == "1 to 4"
+    assert world.plan({"group_size": 4, "min_trajectories_per_group": 4})
+    problem = the(world.problems({"min_trajectories_per_group": 9}))
+    assert "group_size 8 (default)" in problem.message
+
+
+def test_a_batch_must_have_time_for_a_trajectory(world: World) -> None:
+    problems = world.problems({"batch_timeout_seconds": 7000})
+    assert fields(problems) == ["batch_timeout_seconds"] * 2
+    assert "not built yet" in problems[0].message
+    assert "less than trajectory_timeout_seconds 7,200 (default)" in problems[1].message
+    problems = world.problems({"batch_timeout_seconds": 100, "trajectory_timeout_seconds": 100})
+    assert all("not built yet" in p.message for p in problems)
+
+
+def test_interval_zero_turns_validation_off(world: World) -> None:
+    plan = world.plan({"val_interval_steps": 0})
+    assert plan["val_enabled"] is False
+    assert plan.settings["val_enabled"].origin == "computed"
+    assert plan.settings["val_enabled"].note == "val_interval_steps is 0"
+    assert world.plan({"val_interval_steps": 0, "val_enabled": False})["val_enabled"] is False
+    assert world.plan({"val_enabled": False})["val_interval_steps"] == 1
+
+
+def test_validation_cannot_be_both_on_and_never(world: World) -> None:
+    problem = the(world.problems({"val_enabled": True, "val_interval_steps": 0}))
+    assert problem.field == "val_enabled"
+    assert "val_interval_steps 0 turns validation off" in problem.message
+
+
+def test_a_rule_keeps_quiet_about_a_refused_value(world: World) -> None:
+    problems = world.problems({"group_size": 1, "min_trajectories_per_group": 9})
+    assert fields(problems) == ["group_size"]
+    problems = world.problems({"val_enabled": True, "val_interval_steps": "0"})
+    assert fields(problems) == ["val_interval_steps"]
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+def test_a_workload_without_tasks_is_refused() -> None:
+    world = World([Workload(tasks=0)])
+    problem = the(world.problems({}))
+    assert problem.field == "workload"
+    assert "no task to train on" in problem.message
+
+
+def test_validation_needs_held_out_tasks() -> None:
+    world = World([Workload(stated_held_out=0)])
+    problem = the(world.problems({}))
+    assert problem.field == "val_enabled"
+    assert "no held-out task" in problem.message
+    assert world.plan({"val_enabled": False}).workload.held_out_tasks == 0
+    assert world.plan({"val_interval_steps": 0}).workload.train_tasks == 90
+
+
+def test_without_validation_nothing_is_split_off() -> None:
+    world = World([Workload(stated_held_out=0, fraction_held_out=9)])
+    on, off = world.plan({}), world.plan({"val_interval_steps": 0})
+    assert (on.workload.train_tasks, on.workload.held_out_tasks) == (81, 9)
+    assert (off.workload.train_tasks, off.workload.held_out_tasks) == (90, 0)
+    assert on.workload.split == "81 train, 9 split off, 0 stated"
+    assert on.config_hash != off.config_hash
+
+
+# --- references --------------------------------------------------------------------------------
+
+
+def test_what_body_and_arguments_may_name(world: World) -> None:
+    workload, model = world.workloads[0], world.models[1]
+    plans = [
+        world.plan({}, workload="sums", base_model="big"),
+        world.plan({"workload": "sums", "base_model_slug": "big"}, workload=None),
+        world.plan({"workload": workload, "base_model_slug": model}, workload=None),
+        world.plan({"workload": workload.workload_id[:8]}, workload="sums", base_model=model),
+    ]
+    assert len({plan.config_hash for plan in plans}) == 1
+    assert plans[0].base_model.slug == "big"
+    assert plans[0].base_model.fingerprint == model.fingerprint
+    assert plans[0].workload.workload_id == workload.workload_id
+
+
+def test_the_base_model_may_come_from_the_workload(world: World) -> None:
+    assert world.plan({}).base_model.slug == "nbtrain/tiny"
+    world.workloads[0] = Workload(base_model=None)
+    problem = the(world.problems({}))
+    assert problem.field == "base_model_slug"
+    assert "missing" in problem.message
+    assert problem.allowed == "big or nbtrain/tiny"
+
+
+def test_a_missing_workload_is_refused_once(world: World) -> None:
+    assert fields(world.problems({}, workload=None)) == ["workload"]
+    assert "missing" in world.problems({}, workload=None)[0].message
+
+
+@pytest.mark.parametrize("value", [3, True, ["sums"], {"name": "sums"}, ""])
+def test_a_reference_needs_a_name(value: object, world: World) -> None:
+    problem = the(world.problems({"workload": value}, workload=None))
+    assert problem.message.startswith("workload needs a name or an id")
+
+
+def test_unknown_names_are_refused_with_what_there_is(world: World) -> None:
+    problems = world.problems({"workload": "nowhere", "base_model_slug": "gpt-9"}, workload=None)
+    assert fields(problems) == ["workload", "base_model_slug"]
+    assert "there is sums" in problems[0].message
+    assert "there are nbtrain/tiny and big" in problems[1].message
+
+
+def test_a_catalog_s_own_refusal_is_passed_on_with_the_place(world: World) -> None:
+    body = parse("num_steps: 5\nbase_model_slug: windowed")
+    problem = the(world.problems(body))
+    assert "sliding-window" in problem.message
+    assert problem.where is not None
+    assert problem.where.line == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "beside"),
+    [
+        ({"algorithm": "grpo"}, {"algorithm": "grpo"}),
+        ({"display_name": "a"}, {"display_name": "a"}),
+        ({"base_model_slug": "big"}, {"base_model": "big"}),
+        ({"algorithm": None}, {"algorithm": "grpo"}),
+    ],
+)
+def test_stated_twice_and_equal_is_fine(
+    body: dict[str, Any], beside: dict[str, Any], world: World
+) -> None:
+    assert world.plan(body, **beside).config_hash == world.plan({}, **beside).config_hash
+
+
+@pytest.mark.parametrize(
+    ("body", "beside", "field"),
+    [
+        ({"algorithm": "grpo"}, {"algorithm": "gspo"}, "algorithm"),
+        ({"display_name": "a"}, {"display_name": "b"}, "display_name"),
+        ({"base_model_slug": "big"}, {"base_model": "nbtrain/tiny"}, "base_model_slug"),
+        ({"load_weights_only": False}, {"load_weights_only": True}, "load_weights_only"),
+    ],
+)
+def test_stated_twice_and_different_is_refused(
+    body: dict[str, Any], beside: dict[str, Any], field: str, world: World
+) -> None:
+    problem = the(world.problems(body, **beside))
+    assert problem.field == field
+    assert "stated twice, differently" in problem.message
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 201, 5, ["a"]])
+def test_a_name_is_one_short_line(name: object, world: World) -> None:
+    problem = the(world.problems({"display_name": name}))
+    assert problem.field == "display_name"
+
+
+def test_the_name_is_kept_and_not_hashed(world: World) -> None:
+    plan = world.plan({"display_name": "first"})
+    assert plan.display_name == "first"
+    assert plan.config_hash == world.plan({}).config_hash
+
+
+# --- documents ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("lerning_rate", "learning_rate"),
+        ("learningRate", "learning_rate"),
+        ("group-size", "group_size"),
+        ("num_step", "num_steps"),
+        ("method", "algorithm"),
+        ("model", "base_model_slug"),
+        ("from", "parent_checkpoint_id"),
+        ("name", "display_name"),
+        ("bench_id", "workload"),
+        ("workloads", "workload"),
+        ("zzz", None),
+    ],
+)
+def test_unknown_options_are_refused_with_the_nearest_name(
+    key: str, near: str | None, world: World
+) -> None:
+    problem = the(world.problems({key: 1}))
+    assert problem.message == f"there is no option {key}"
+    assert problem.hint is not None
+    assert (f"Did you mean {near}?" if near else "%train options") in problem.hint
+
+
+def test_misspelt_keys_are_refused_all_in_one_pass_with_their_places(world: World) -> None:
+    body = parse((CASES / "misspelt.yaml").read_text(), source="misspelt.yaml")
+    problems = world.problems(body, workload=None)
+    assert [(p.field, p.where and p.where.line) for p in problems] == [
+        ("num_step", 2),
+        ("learningRate", 3),
+        ("group-size", 4),
+        ("lora", 5),
+    ]
+
+
+def test_types_are_strict(world: World) -> None:
+    body = parse((CASES / "types.json").read_text(), source="types.json")
+    problems = world.problems(body, workload=None)
+    assert [(p.field, p.where and p.where.line) for p in problems] == [
+        ("train_on_error", 3),
+        ("train_on_timeout", 4),
+        ("group_size", 5),
+        ("batch_size", 6),
+        ("lora_rank", 7),
+        ("val_enabled", 8),
+    ]
+    assert world.plan({"num_steps": 8.0})["num_steps"] == 8
+
+
+def test_yaml_and_json_make_the_same_plan(world: World) -> None:
+    texts = [(CASES / name).read_text() for name in ("numbers.yaml", "numbers.json")]
+    plans = [resolve(parse(text), registry=world) for text in texts]
+    assert plans[0].options == plans[1].options
+    assert plans[0].config_hash == plans[1].config_hash
+    assert plans[0]["learning_rate"] == 0.0001
+
+
+def test_an_all_wrong_document_has_every_problem_listed_once_in_order(world: World) -> None:
+    text = (CASES / "all-wrong.yaml").read_text()
+    body = parse(text, names={}, source="all-wrong.yaml", defer=True)
+    problems = world.problems(body, workload=None)
+    assert [(p.where and p.where.line, p.field) for p in problems] == [
+        (3, "workload"),
+        (4, "base_model_slug"),
+        (5, "lerning_rate"),
+        (6, "learning_rate"),
+        (7, "batch_size"),
+        (9, "min_trajectories_per_group"),
+        (10, "val_enabled"),
+        (12, "temperature"),
+        (13, "density_aware_training"),
+        (14, "batch_size"),
+        (15, "seed"),
+    ]
+    with pytest.raises(PlanRefused) as refused:
+        resolve(body, registry=world)
+    assert "11 problems" in str(refused.value)
+    assert refused.value.status == 422
+
+
+def test_a_refusal_travels_between_processes(world: World) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        world.plan({"batch_size": object(), "seed": {"a": 1}, "workload": world}, workload=None)
+    again = pickle.loads(pickle.dumps(refused.value))
+    assert again.problems == refused.value.problems
+    assert len(again.problems) == 3
+
+
+def test_a_descriptor_is_refused_by_name_and_only_once(world: World) -> None:
+    body = parse("workload: t\nkind: run\nconfig: {dataset: d}")
+    problem = the(world.problems(body))
+    assert problem.field == "kind"
+    assert "descriptor" in problem.message
+    assert "not built yet" in problem.message
+    assert problem.where is not None
+    assert problem.where.line == 2
+
+
+@pytest.mark.parametrize(("body", "found"), [([], "a list"), (42, "42"), ("x", 'the text "x"')])
+def test_options_are_a_mapping(body: object, found: str, world: World) -> None:
+    problem = the(world.problems(body))
+    assert problem.message == f"options: a mapping is needed, found {found}"
+
+
+def test_no_options_are_all_defaults(world: World) -> None:
+    plan = world.plan(None)
+    assert plan == world.plan({})
+    assert set(plan.origins.values()) == {"default", "computed"}
+    assert plan.admission == "filtered"
+    assert (plan.start_step, plan.total_steps) == (0, 100)
+
+
+def test_a_plan_survives_json(world: World) -> None:
+    parent = world.save(world.plan({"lora_rank": 8}), 5)
+    plan = world.plan({"top_k": None}, parent=parent, display_name="again")
+    again = ResolvedPlan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
+    assert again == plan
+
+
+# --- parents -----------------------------------------------------------------------------------
+
+PARENT = {
+    "num_steps": 40, "batch_size": 4, "group_size": 4, "learning_rate": 5e-4, "lora_rank": 8,
+    "val_interval_steps": 10, "lr_warmup_steps": 0, "max_output_tokens_per_turn": 16,
+}  # fmt: skip
+
+
+@pytest.fixture
+def parent(world: World) -> Checkpoint:
+    return world.save(world.plan(PARENT), 30)
+
+
+@pytest.mark.parametrize("only_weights", [False, True])
+def test_what_is_not_stated_is_inherited(
+    only_weights: bool, world: World, parent: Checkpoint
+) -> None:
+    options = {"load_weights_only": True} if only_weights else {}
+    plan = world.plan(options, parent=parent)
+    before = world.plan(PARENT)
+    for name, option in OPTIONS.items():
+        setting = plan.settings[name]
+        if name in ("num_steps", "load_weights_only"):
+            assert setting.origin == ("stated" if name in options else "default")
+        elif option.compute and name not in PARENT:
+            assert setting.origin == "computed"
+        else:
+            assert setting.origin == "inherited"
+            assert setting.value == before[name]
+    assert plan["num_steps"] == 100
+    assert plan.workload.workload_id == parent.workload_id
+    assert plan.base_model.slug == "nbtrain/tiny"
+    assert plan.parent is not None
+    assert plan.parent.checkpoint_id == parent.checkpoint_id
+    assert plan.parent.step == 30
+    assert (plan.start_step, plan.total_steps) == ((0, 100) if only_weights else (30, 130))
+
+
+def test_steps_of_a_resumed_run_are_further_steps(world: World, parent: Checkpoint) -> None:
+    plan = world.plan({"num_steps": 20, "lr_hold_steps": 20}, parent=parent.checkpoint_id[:12])
+    assert (plan.start_step, plan.total_steps) == (30, 50)
+    rates = trace(schedule_of(plan.options, plan.total_steps), start_step=plan.start_step)
+    assert len(rates) == 20
+    assert rates[-1] == pytest.approx(5e-5)
+
+
+def test_what_is_stated_wins_and_computed_values_follow(world: World, parent: Checkpoint) -> None:
+    plan = world.plan({"batch_size": 8, "group_size": 6}, parent=parent)
+    assert plan["batch_size"] == 8
+    assert plan.settings["batch_size"].origin == "stated"
+    assert plan["max_concurrent_trajectories"] == 96
+    assert plan["min_trajectories_per_group"] == 3
+
+
+def test_a_grandchild_inherits_through_its_parent(world: World, parent: Checkpoint) -> None:
+    child = world.save(world.plan({"learning_rate": 1e-5, "num_steps": 5}, parent=parent), 35)
+    plan = world.plan({}, parent=child)
+    assert plan["learning_rate"] == 1e-5
+    assert plan["batch_size"] == 4
+    assert plan.origins["batch_size"] == "inherited"
+    assert plan.total_steps == 135
+
+
+def test_null_takes_the_computed_value_in_place_of_the_parent_s(
+    world: World, parent: Checkpoint
+) -> None:
+    plan = world.plan({"max_output_tokens_per_turn": None}, parent=parent)
+    assert plan["max_output_tokens_per_turn"] == 256
+    assert plan.origins["max_output_tokens_per_turn"] == "computed"
+
+
+def test_loading_only_weights_is_not_inherited(world: World, parent: Checkpoint) -> None:
+    options = {"load_weights_only": True, "num_steps": 10}
+    child = world.save(world.plan(options, parent=parent), 10)
+    plan = world.plan({"num_steps": 5}, parent=child)
+    assert plan["load_weights_only"] is False
+    assert (plan.start_step, plan.total_steps) == (10, 15)
+
+
+def test_validation_that_only_the_interval_turned_off_comes_back(world: World) -> None:
+    child = world.save(world.plan({"val_interval_steps": 0}), 5)
+    assert world.plan({}, parent=child)["val_enabled"] is False
+    assert world.plan({"val_interval_steps": 5}, parent=child)["val_enabled"] is True
+    stated = world.save(world.plan({"val_enabled": False, "val_interval_steps": 0}), 5)
+    plan = world.plan({"val_interval_steps": 5}, parent=stated)
+    assert (plan["val_enabled"], plan.origins["val_enabled"]) == (False, "inherited")
+
+
+def test_true_against_an_inherited_interval_of_zero_is_refused(world: World) -> None:
+    child = world.save(world.plan({"val_interval_steps": 0}), 5)
+    problem = the(world.problems({"val_enabled": True}, parent=child))
+    assert "val_interval_steps 0 (inherited)" in problem.message
+
+
+def test_rules_look_at_inherited_values_too(world: World) -> None:
+    child = world.save(world.plan({"min_trajectories_per_group": 6}), 5)
+    body = parse("num_steps: 5\ngroup_size: 4")
+    problem = the(world.problems(body, parent=child))
+    assert problem.field == "min_trajectories_per_group"
+    assert "6 (inherited) is more than group_size 4" in problem.message
+    assert problem.where is not None
+    assert problem.where.line == 2
+
+
+def test_a_checkpoint_of_another_base_model_is_refused(world: World, parent: Checkpoint) -> None:
+    problem = the(world.problems({}, parent=parent, base_model="big"))
+    assert problem.field == "base_model_slug"
+    assert "big does not match checkpoint" in problem.message
+    assert problem.allowed == "nbtrain/tiny"
+
+
+def test_a_base_model_that_changed_is_refused_with_both_fingerprints(
+    world: World, parent: Checkpoint
+) -> None:
+    world.models[0] = BaseModel(fingerprint=digest("other"))
+    problem = the(world.problems({}, parent=parent))
+    assert "has changed since" in problem.message
+    assert digest("other")[:12] in problem.message
+    assert digest("tiny")[:12] in problem.message
+
+
+def test_a_checkpoint_must_hold_what_is_asked_of_it(world: World, parent: Checkpoint) -> None:
+    plan = world.plan(PARENT)
+    bare = world.save(plan, 12, has_training_state=False)
+    problem = the(world.problems({}, parent=bare))
+    assert "no training state" in problem.message
+    assert problem.hint is not None
+    assert "load_weights_only" in problem.hint
+    assert world.plan({}, parent=bare, load_weights_only=True).start_step == 0
+    empty = world.save(plan, 13, has_weights=False)
+    assert "no weights" in the(world.problems({}, parent=empty)).message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lora_rank", 4), ("lora_alpha", 8), ("lora_target_modules", ".*q_proj")]
+)
+@pytest.mark.parametrize("only_weights", [False, True])
+def test_an_adapter_keeps_its_shape(
+    name: str, value: object, only_weights: bool, world: World, parent: Checkpoint
+) -> None:
+    problem = the(world.problems({name: value}, parent=parent, load_weights_only=only_weights))
+    assert problem.field == name
+    assert "does not match the adapter" in problem.message
+
+
+def test_a_resume_keeps_its_tasks() -> None:
+    world = World([Workload(stated_held_out=0, fraction_held_out=9), Workload(digest("b"), "b")])
+    parent = world.save(world.plan({}), 5)
+    problem = the(world.problems({"val_interval_steps": 0}, parent=parent))
+    assert problem.field == "val_enabled"
+    assert "90 training tasks" in problem.message
+    assert "81" in problem.message
+    body = parse("num_steps: 5\nworkload: b")
+    problem = the(world.problems(body, parent=parent))
+    assert problem.field == "workload"
+    assert "another workload" in problem.message
+    assert problem.where is not None
+    assert problem.where.line == 2
+    only_weights = world.plan({"workload": "b"}, parent=parent, load_weights_only=True)
+    assert only_weights.workload.name == "b"
+
+
+def test_an_unknown_checkpoint_is_refused_without_other_complaints(world: World) -> None:
+    problem = the(world.problems({"num_steps": 5}, parent="abcdef"))
+    assert problem.field == "parent_checkpoint_id"
+    assert "no checkpoint 'abcdef'" in problem.message
+
+
+def test_only_weights_of_nothing_is_refused(world: World) -> None:
+    problem = the(world.problems({"load_weights_only": True}))
+    assert problem.field == "load_weights_only"
+    assert "no checkpoint to load from" in problem.message
+
+
+# --- notes and hints ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"max_concurrent_trajectories": 256}, "is not above batch_size x group_size = 256"),
+        ({"max_concurrent_trajectories": 513}, "is above 512, 2 times"),
+        ({"temperature": 0}, "temperature 0 is greedy: every group ties"),
+        ({"min_trajectories_per_group": 1}, "groups of one"),
+        ({"batch_size": 100}, "batch_size 100 is more than the 90 training tasks"),
+        ({"num_steps": 10}, "lr_warmup_steps 15 is more than the final step 10"),
+        ({"batch_size": 1, "group_size": 2}, "validation samples about 1,010 trajectories"),
+    ],
+)
+def test_what_will_work_but_not_as_wanted_is_hinted_at(
+    options: dict[str, Any], hint: str, world: World
+) -> None:
+    assert any(hint in found for found in world.plan(options).hints)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_concurrent_trajectories": 384},
+        {"num_steps": 60, "batch_size": 8, "lr_warmup_steps": 0, "val_interval_steps": 10},
+    ],
+)
+def test_usual_plans_have_no_hints(options: dict[str, Any], world: World) -> None:
+    assert world.plan(options).hints == ()
+
+
+def test_notes_explain_values(world: World) -> None:
+    plan = world.plan({"max_output_tokens_per_trajectory": 1000})
+    note = plan.settings["max_output_tokens_per_trajectory"].note
+    assert note == "the context of 256 tokens ends a trajectory first"
+    assert plan.settings["lr_hold_steps"].note is not None
+    assert "after step 150" in plan.settings["lr_hold_steps"].note
+    assert world.plan({"num_steps": 151}).settings["lr_hold_steps"].note is None
+
+
+@pytest.mark.parametrize(
+    ("start", "total", "interval", "rounds"),
+    [(0, 100, 1, 101), (0, 100, 10, 11), (0, 60, 10, 7), (0, 5, 10, 2), (30, 50, 10, 3)],
+)
+def test_rounds_of_validation(start: int, total: int, interval: int, rounds: int) -> None:
+    assert validation_rounds(start, total, interval) == rounds
+
+
+# --- properties --------------------------------------------------------------------------------
+
+junk = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
+    st.lists(st.integers(), max_size=2), st.binary(max_size=3),
+)  # fmt: skip
+bodies = st.dictionaries(st.sampled_from([*OPTIONS, "workload", "display_name", "x"]), junk)
+
+
+@calm
+@given(bodies)
+def test_any_options_make_a_plan_or_refusals_that_name_their_fields(body: dict[str, Any]) -> None:
+    world = World()
+    problems: tuple[Problem, ...] = ()
+    try:
+        plan = resolve(body, registry=world, base_model="nbtrain/tiny")
+    except PlanRefused as refused:
+        problems = refused.problems
+    listed = [(p.field, p.message) for p in problems]
+    assert len(set(listed)) == len(listed)
+    assert all(p.field in p.message for p in problems)
+    if not problems:
+        assert set(plan.options) == set(OPTIONS)
+        assert plan.options == world.plan(plan.options | {"max_staleness": 3}).options
