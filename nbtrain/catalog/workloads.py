@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,11 +116,11 @@ class Workload:
 
     @cached_property
     def _tasks(self) -> list[Task]:
-        return _read_tasks(self.folder / "tasks.jsonl")
+        return _read_tasks(self.folder / "tasks.jsonl", self._about["tasks"])
 
     @cached_property
     def _held_out_tasks(self) -> list[Task]:
-        return _read_tasks(self.folder / "held_out.jsonl")
+        return _read_tasks(self.folder / "held_out.jsonl", self._about["held_out_tasks"])
 
     def __repr__(self) -> str:
         called = f"{self.name!r}, " if self.name else ""
@@ -239,9 +238,10 @@ def _canonical(value: object) -> bytes:
 
 
 def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
-    """Write the workload's folder, whole or not at all; what it says of itself is returned.
+    """Write the workload's folder and return what it says of itself.
 
-    A folder that is already there holds the same content and stays.
+    Files that are already there with the same content stay; others are replaced one by one, so
+    registering again mends a damaged folder and repacks rewards for a newer Python.
     """
     about = {
         "version": _VERSION,
@@ -254,36 +254,30 @@ def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
         "columns": [name for name in spec.rows[0] if name != PROMPT],
         "rewards": list(spec.reward_identity),
     }
-    if (folder / "workload.json").is_file():
-        return about
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    half = Path(tempfile.mkdtemp(prefix=f".{folder.name[:12]}-", dir=folder.parent))
-    try:
-        _write(half / "tasks.jsonl", b"".join(_canonical(row) + b"\n" for row in spec.rows))
-        held_out = b"".join(_canonical(row) + b"\n" for row in spec.held_out_rows)
-        _write(half / "held_out.jsonl", held_out)
-        _write(half / "rewards.pkl", spec.rewards)
-        _write(half / "workload.json", json.dumps(about, indent=1).encode())
-        _rename(half, folder)
-    finally:
-        shutil.rmtree(half, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _put(folder / "tasks.jsonl", b"".join(_canonical(row) + b"\n" for row in spec.rows))
+    held_out = b"".join(_canonical(row) + b"\n" for row in spec.held_out_rows)
+    _put(folder / "held_out.jsonl", held_out)
+    _put(folder / "rewards.pkl", spec.rewards)
+    # Last: a folder without it was left halfway and is none.
+    _put(folder / "workload.json", json.dumps(about, indent=1).encode())
     return about
 
 
-def _write(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _rename(half: Path, folder: Path) -> None:
+def _put(path: Path, data: bytes) -> None:
+    """Make ``path`` hold ``data``, whole or as before, readable by its owner alone."""
+    if path.is_file() and path.read_bytes() == data:
+        return
+    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
-        half.rename(folder)
-    except OSError:
-        # Another process registered the same content meanwhile.
-        if not (folder / "workload.json").is_file():
-            raise
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(half).replace(path)
+    except BaseException:
+        Path(half).unlink(missing_ok=True)
+        raise
 
 
 def load_workload(folder: Path, name: str | None = None) -> Workload:
@@ -299,10 +293,13 @@ def load_workload(folder: Path, name: str | None = None) -> Workload:
     return Workload(folder, about, name)
 
 
-def _read_tasks(path: Path) -> list[Task]:
+def _read_tasks(path: Path, expected: int) -> list[Task]:
     try:
         with path.open("rb") as lines:
-            return [Task.from_row(json.loads(line)) for line in lines]
+            tasks = [Task.from_row(json.loads(line)) for line in lines]
+        if len(tasks) != expected:
+            raise ValueError(len(tasks))
     except (OSError, ValueError) as error:
         msg = f"the workload's file {path} is gone or damaged; register the workload again"
         raise NotFound(msg) from error
+    return tasks

@@ -93,10 +93,14 @@ def _snapshot(location: str, *, local_only: bool) -> Path | None:
     except (HfHubHTTPError, OSError) as error:
         msg = f"{location} cannot be downloaded: {str(error).splitlines()[0]}"
         raise NotFound(msg) from error
-    # An earlier download may have stopped halfway: then some weights are missing.
-    if local_only and not _complete(Path(folder)):
+    # An earlier download may have stopped halfway, and offline the hub's client hands out what
+    # there is: then some weights are missing.
+    if _complete(Path(folder)):
+        return Path(folder)
+    if local_only:
         return None
-    return Path(folder)
+    msg = f"{location} cannot be downloaded whole: no network, or HF_HUB_OFFLINE is set"
+    raise NotFound(msg)
 
 
 def _complete(folder: Path) -> bool:
