@@ -65,7 +65,7 @@ class RunSummary:
     ended_at: float | None = None
     failure: str | None = None
     ended: str | None = None
-    unresponsive_since: float | None = None
+    liveness: str | None = None
     rewards: list[tuple[int, float | None]] = field(default_factory=list)
     held_out: list[HeldOut] = field(default_factory=list)
     checkpoints: list[CheckpointLine] = field(default_factory=list)
@@ -134,8 +134,8 @@ def headline(summary: RunSummary) -> str:
     state = f"{summary.status}, {summary.phase}"
     if summary.unchanged:
         state = f"no weight changed · {state}"
-    if summary.unresponsive_since is not None:
-        state += f" · unresponsive since {clock(summary.unresponsive_since)}"
+    if summary.liveness:
+        state += f" · {summary.liveness}"
     return state
 
 

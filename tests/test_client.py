@@ -1,0 +1,286 @@
+"""The client: options, plans, references, listings, workloads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import stored
+
+import nbtrain
+from nbtrain.client import Client, NotBuiltYet, Run
+from nbtrain.errors import AmbiguousReference, NotFound, PlanRefused, Refused
+from nbtrain.plan.phases import Phase
+
+
+@pytest.fixture
+def client(home: Path) -> Client:
+    return Client()
+
+
+@pytest.fixture
+def run(client: Client) -> Run:
+    run = stored.create(client)
+    stored.train(run)
+    stored.validate(run, 0, 0.1)
+    stored.save(run, 0)
+    for number in range(1, 4):
+        stored.step(run, number, number / 10)
+    stored.validate(run, 2, 0.4)
+    stored.save(run, 2)
+    return run
+
+
+def test_importing_is_light() -> None:
+    code = (
+        "import json, sys, nbtrain; nbtrain.Client; "
+        "print(json.dumps([m for m in ('torch', 'transformers', 'jupyterlab', 'pandas', "
+        "'sqlalchemy', 'matplotlib', 'IPython') if m in sys.modules]))"
+    )
+    bare = code.replace("nbtrain.Client; ", "")
+    done = [subprocess.check_output([sys.executable, "-c", text]) for text in (bare, code)]
+    assert json.loads(done[0]) == []
+    assert set(json.loads(done[1])) <= {"sqlalchemy"}
+
+
+def test_nothing_is_opened_before_it_is_needed(home: Path) -> None:
+    client = Client()
+    assert client.training.runs is not None
+    assert not home.exists()
+    assert len(client.training.runs.list()) == 0
+    assert (home / "nbtrain.db").exists()
+
+
+def test_list_options(client: Client) -> None:
+    catalog = client.training.list_options(bench_id="sums")
+    assert [model.base_model_slug for model in catalog.models] == ["nbtrain/tiny"]
+    assert list(catalog) == catalog.items == catalog.models
+    options = {option.name: option for option in catalog.models[0].options}
+    assert (options["num_steps"].min, options["num_steps"].max) == (1, 100_000)
+    assert options["min_trajectories_per_group"].default_kind == "computed"
+    table = catalog.to_frame()
+    assert set(table["name"]) == set(options)
+    assert (table["base_model_slug"] == "nbtrain/tiny").all()
+
+
+def test_resolve_shows_every_value_and_its_origin(client: Client) -> None:
+    view = client.training.resolve(options={"num_steps": 5, "group_size": 4}, bench_id="sums")
+    assert view.config["num_steps"] == 5
+    assert "val_interval_steps" in view.execution
+    assert not set(view.config) & set(view.execution)
+    assert view.origins["num_steps"] == "stated"
+    assert view.origins["min_trajectories_per_group"] == "computed"
+    table = view.to_frame().set_index("option")
+    assert table.loc["min_trajectories_per_group", "value"] == 2
+    assert bool(table.loc["num_steps", "hashed"])
+    assert not table.loc["val_num_tasks", "hashed"]
+    assert "num_steps" in repr(view)
+    assert view.config_hash[:12] in view._repr_html_()
+    assert len(client.training.runs.list()) == 0
+
+
+def test_a_bad_plan_is_refused_whole_and_no_run_is_created(client: Client) -> None:
+    options = {"nmu_steps": 3, "batch_size": 0, "val_enabled": True, "val_interval_steps": 0}
+    with pytest.raises(PlanRefused) as refused:
+        client.training.create(options=options, bench_id="nothing", base_model_slug="nbtrain/tny")
+    fields = {problem.field for problem in refused.value.problems}
+    assert fields == {"nmu_steps", "batch_size", "val_enabled", "workload", "base_model_slug"}
+    assert len(client.training.runs.list()) == 0
+
+
+def test_descriptors_are_refused_by_name(client: Client) -> None:
+    for call in (client.training.resolve, client.training.start):
+        with pytest.raises(NotBuiltYet, match="descriptor"):
+            call({"kind": "run"})
+    with pytest.raises(PlanRefused, match="descriptor"):
+        client.training.create(options={"kind": "run"}, bench_id="sums")
+
+
+def test_a_parent_hands_down_what_is_not_stated(client: Client, run: Run) -> None:
+    best = run.best()
+    for ref in (best, best.checkpoint_id, best.checkpoint_id[:10]):
+        view = client.training.resolve(options={"num_steps": 5}, parent_checkpoint_id=ref)
+        assert view.plan.parent is not None
+        assert view.plan.parent.checkpoint_id == best.checkpoint_id
+    assert (view.plan.start_step, view.plan.total_steps) == (2, 7)
+    assert view.config["batch_size"] == 2
+    assert view.origins["batch_size"] == "inherited"
+    told = "\n".join(view.notes)
+    assert "inherited: batch_size 2, group_size 4" in told
+    assert "step 2 to 7, 5 updates, learning rate" in told
+    assert "before" in told
+
+
+def test_weights_only_starts_again_at_step_0(client: Client, run: Run) -> None:
+    view = client.training.resolve(
+        options={"num_steps": 5, "load_weights_only": True}, parent_checkpoint_id=run.best()
+    )
+    assert (view.plan.start_step, view.plan.total_steps) == (0, 5)
+    assert "weights only: fresh optimizer and schedule" in "\n".join(view.notes)
+
+
+def test_a_run_is_no_checkpoint(client: Client, run: Run) -> None:
+    with pytest.raises(PlanRefused, match=r"run\.best\(\) picks one"):
+        client.training.resolve(parent_checkpoint_id=run)
+
+
+def test_a_run_goes_by_object_name_id_and_prefix(client: Client, run: Run) -> None:
+    for ref in (run, "first", run.id, run.id[:8]):
+        assert client.training.runs.get(ref) == run
+        assert client.training.runs.retrieve(ref) == run
+        assert client.training.runs.progress(ref).completed_steps == 3
+    assert nbtrain.attach(run.id[:6]) == run
+
+
+def test_a_name_means_its_newest_run(client: Client, run: Run) -> None:
+    newer = stored.create(client, "first")
+    assert client.training.runs.get("first") == newer
+    assert [r.id for r in client.training.runs.list()] == [newer.id, run.id]
+
+
+def test_what_is_not_there_is_said_with_what_is_near(client: Client, run: Run) -> None:
+    with pytest.raises(NotFound, match="did you mean 'first'"):
+        client.training.runs.get("frist")
+    with pytest.raises(NotFound):
+        client.training.runs.get(7)  # type: ignore[arg-type]
+    assert issubclass(AmbiguousReference, NotFound)
+
+
+def test_step_summaries_rewards_and_rounds(client: Client, run: Run) -> None:
+    (first, *_), points = (
+        client.training.runs.list_step_summaries(run.id).items,
+        client.training.rewards.list_history(run.id),
+    )
+    assert (first.step, first.no_signal_groups, first.used_groups, first.pending_groups) == (
+        1,
+        1,
+        2,
+        0,
+    )
+    assert [(p.step, p.avg_reward) for p in points] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert points.to_frame()["avg_reward"].tolist() == [0.1, 0.2, 0.3]
+    rounds = client.training.rewards.list_held_out_rewards(run.id)
+    assert [(r.step, r.held_out_reward, r.round_completed) for r in rounds] == [
+        (0, 0.1, True),
+        (2, 0.4, True),
+    ]
+
+
+def test_checkpoints(client: Client, run: Run) -> None:
+    found = client.training.checkpoints.list(run)
+    assert len(found) == 2
+    last = max(found, key=lambda c: c.step_index)
+    assert client.training.checkpoints.get(last.checkpoint_id[:9]) == last
+    assert list(found.to_frame()["step_index"]) == [0, 2]
+
+
+def test_trajectories_come_page_by_page_with_lazy_texts(
+    client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nbtrain.client import listing
+
+    monkeypatch.setattr(listing, "_PAGE", 2)
+    found = client.trajectories.list(training_run_id=run.id)
+    items = list(found)
+    assert len(found) == len(items) == len(found.items) == 6
+    assert items[0].prompt == [{"role": "user", "content": "question 1"}]
+    assert items[1].completion == "answer 1.1"
+    assert items[1].terms == {"exact": 1.0}
+    assert items[1].traceback is None
+    assert items[1].reward == 1.0
+    assert items[1].status == "completed"
+    with pytest.raises(AttributeError, match="has no 'rewrad'"):
+        _ = items[1].rewrad
+    assert "completion" not in found.to_frame().columns
+
+
+def test_trajectories_narrow_by_step_limit_and_cursor(client: Client, run: Run) -> None:
+    everything = [t.trajectory_id for t in client.trajectories.list(run)]
+    second = client.trajectories.list(run, step=2)
+    assert [t.trajectory_id for t in second] == everything[2:4]
+    assert len(second) == 2
+    after = client.trajectories.list(run, limit=3, after=everything[1])
+    assert [t.trajectory_id for t in after] == everything[2:5]
+    assert len(after) == 3
+    with pytest.raises(NotFound, match="is no trajectory"):
+        client.trajectories.list(run, after="17")
+
+
+def test_earlier_runs_are_those_of_the_same_recipe(client: Client, run: Run) -> None:
+    again = stored.create(client, "again")
+    other = stored.create(client, "other", learning_rate=1e-3)
+    assert [r.id for r in again.earlier_runs] == [run.id]
+    assert len(other.earlier_runs) == len(run.earlier_runs) == 0
+
+
+def test_the_same_plan_of_a_name_is_found_again(client: Client, run: Run) -> None:
+    def view(name: str, **options: object) -> object:
+        return client.training.resolve(
+            options={**stored.OPTIONS, **options}, bench_id="sums", display_name=name
+        )
+
+    find = client.training.find_same
+    assert find(view("first")) == run
+    assert find(view("first", num_steps=9)) is None
+    # validation changes no weight, but the cell asks for something else than what is there
+    assert find(view("first", val_interval_steps=4)) is None
+    assert find(view("another")) is None
+    assert find(client.training.resolve(options=stored.OPTIONS, bench_id="sums")) is None
+    stored.finish(run, Phase.FAILED, failure="x")
+    assert find(view("first")) == run
+
+
+def rows(n: int) -> list[dict[str, object]]:
+    return [{"prompt": f"what is {i} + 1?", "answer": str(i + 1)} for i in range(n)]
+
+
+def digits_only(completion: str, task: dict[str, object]) -> float:
+    return float(completion.strip().isdigit())
+
+
+def test_a_workload_from_a_frame(client: Client) -> None:
+    rewards = [(nbtrain.rewards.exact("answer"), 0.8), (digits_only, 0.2)]
+    made = nbtrain.workload(
+        "mine", tasks=pd.DataFrame(rows(40)), rewards=rewards, base_model="nbtrain/tiny"
+    )
+    assert client.workloads.get("mine") == made == client.workloads.get(made.id[:8])
+    assert made.reward_names == ["exact", "digits_only"]
+    for ref in (made, "mine", made.id):
+        view = client.training.resolve(options={"num_steps": 1}, bench_id=ref)
+        assert view.plan.workload.workload_id == made.id
+        assert view.plan.workload.train_tasks + view.plan.workload.held_out_tasks == 40
+        assert view.plan.workload.held_out_tasks > 0
+    assert "mine" in client.workloads.list().to_frame()["name"].tolist()
+
+
+def test_the_same_content_is_the_same_workload_and_a_name_moves(client: Client) -> None:
+    exact = nbtrain.rewards.exact("answer")
+    one = nbtrain.workload("a", tasks=rows(20), rewards=exact)
+    assert nbtrain.workload("b", tasks=rows(20), rewards=exact).id == one.id
+    other = nbtrain.workload("a", tasks=rows(21), rewards=exact)
+    assert client.workloads.get("a").id == other.id != one.id
+    assert client.workloads.get("b").id == one.id
+
+
+def test_a_wrong_workload_is_refused_whole(client: Client) -> None:
+    with pytest.raises(Refused) as refused:
+        nbtrain.workload("no good", tasks=[{"question": "x"}], rewards=[], held_out=2)
+    told = str(refused.value)
+    for part in ("no good", "no column 'prompt'", "rewards is empty", "held_out is 2"):
+        assert part in told
+    with pytest.raises(Refused, match="answer"):
+        nbtrain.workload("w", tasks=[{"prompt": "x"}], rewards=nbtrain.rewards.exact("answer"))
+
+
+def test_base_models(client: Client) -> None:
+    (tiny,) = client.base_models.list()
+    assert tiny.base_model_slug == client.base_models.get("nbtrain/tiny").slug == "nbtrain/tiny"
+    with pytest.raises(NotFound):
+        client.base_models.get("nbtrain/huge")
+    selected = client.base_models.select(tiny.location, "copy")
+    assert [m.slug for m in client.base_models.list()] == ["nbtrain/tiny", "copy"]
+    assert selected.kind == "folder"

@@ -1,0 +1,138 @@
+"""The DataFrames of a run: columns, types, bounds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import stored
+
+from nbtrain.client import Client, Run, tables
+from nbtrain.client.frames import frame
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
+    return stored.create(Client())
+
+
+@pytest.fixture
+def trained(run: Run) -> Run:
+    stored.train(run)
+    stored.validate(run, 0, 0.1)
+    stored.save(run, 0)
+    for number in range(1, 5):
+        stored.step(run, number, number / 10, rewards=(0.0, 0.5, None), kl=0.01 * number)
+        if number % 2 == 0:
+            stored.validate(run, number, number / 5, complete=number != 4)
+            stored.save(run, number, state=number == 4)
+    return run
+
+
+TABLES = ("metrics", "rewards", "groups", "validation", "trajectories", "checkpoints", "events")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_an_empty_frame_has_its_columns(run: Run, trained: Run, name: str) -> None:
+    empty = getattr(stored.create(Client(), "empty"), name)
+    full = getattr(trained, name)
+    assert isinstance(empty, pd.DataFrame)
+    assert set(empty.columns) <= set(full.columns)
+    if name != "metrics":
+        assert list(empty.columns) == list(full.columns)
+    assert name == "events" or len(empty) == 0
+
+
+def test_rewards(trained: Run) -> None:
+    assert list(trained.rewards.columns) == ["step", "avg_reward", "used_reward"]
+    assert trained.rewards["avg_reward"].tolist() == [0.1, 0.2, 0.3, 0.4]
+
+
+def test_groups_add_up(trained: Run) -> None:
+    groups = trained.groups
+    parts = ["used", "no_signal", "filtered", "too_small", "discarded", "pending"]
+    total = groups[[f"{part}_groups" for part in parts]].sum(axis=1)
+    assert (total == groups["completed_groups"]).all()
+    assert groups["settled"].all()
+
+
+def test_validation(trained: Run) -> None:
+    rounds = trained.validation
+    assert rounds["step"].tolist() == [0, 2, 4]
+    assert rounds["round_completed"].tolist() == [True, True, False]
+    assert rounds["completed_samples"].tolist() == [50, 50, 20]
+
+
+def test_metrics_hold_every_figure(trained: Run) -> None:
+    metrics = trained.metrics
+    assert metrics["kl"].tolist() == [0.01, 0.02, 0.03, 0.04]
+    assert metrics["loss"].dtype == "float64"
+    assert str(metrics["created_at"].dtype).startswith("datetime64[")
+
+
+def test_what_was_not_finite_is_nan_and_named(run: Run) -> None:
+    stored.train(run)
+    for number, loss in enumerate((0.1, float("nan"), float("inf"), float("-inf"), 0.2), 1):
+        stored.step(run, number, loss=loss)
+    metrics = run.metrics
+    assert metrics["loss"].isna().tolist() == [False, True, True, True, False]
+    assert metrics["nonfinite"].tolist()[1:4] == [["loss"]] * 3
+    assert metrics["loss"].dtype == "float64"
+
+
+def test_a_column_of_nothing_is_still_a_column_of_numbers(run: Run) -> None:
+    stored.train(run)
+    stored.step(run, 1, None, rewards=(None, None))
+    assert run.rewards["avg_reward"].dtype == "float64"
+    assert run.trajectories["reward"].dtype == "float64"
+
+
+def test_trajectories_answer_the_question_of_the_tour(trained: Run) -> None:
+    best = trained.trajectories.query("step == 3").nlargest(3, "reward")
+    assert best["reward"].tolist()[:2] == [0.5, 0.0]
+    assert trained.trajectories.attrs["left_off"] == 0
+    assert trained.trajectories["trajectory_id"].is_unique
+
+
+def test_trajectories_hold_the_newest_and_say_what_they_leave_off(
+    trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "NEWEST", 5)
+    newest = trained.trajectories
+    assert len(newest) == 5
+    assert newest.attrs["left_off"] == 7
+    assert newest["step"].tolist() == [3, 3, 4, 4, 4]
+
+
+def test_checkpoints_carry_the_reward_of_their_step(trained: Run) -> None:
+    saved = trained.checkpoints
+    assert saved["step_index"].tolist() == [0, 2, 4]
+    assert saved["held_out_reward"].tolist() == [0.1, 0.4, 0.8]
+    assert saved["round_completed"].tolist() == [True, True, False]
+    assert saved["kind"].tolist() == ["weights + training state", "weights"] + [
+        "weights + training state"
+    ]
+    assert saved["checkpoint_id"].str.len().eq(64).all()
+
+
+def test_events_are_the_phases(trained: Run) -> None:
+    assert trained.events["phase"].tolist() == ["RESOLVING_DATASET", "TRAINING"]
+    assert (trained.events["at"] > pd.Timestamp("2020-01-01", tz="UTC")).all()
+
+
+def test_a_committed_step_is_in_the_frame_at_once(run: Run) -> None:
+    stored.train(run)
+    begun = time.perf_counter()
+    stored.step(run, 1)
+    assert run.rewards["step"].tolist() == [1]
+    assert time.perf_counter() - begun < 5  # it is a few milliseconds; the promise is 1 s
+
+
+def test_frame_keeps_order_and_fills_what_is_missing() -> None:
+    table = frame([{"b": 1, "a": "x"}, {"b": 2, "loss": None}])
+    assert list(table.columns) == ["b", "a", "loss"]
+    assert table["a"].tolist()[0] == "x"
+    assert table["loss"].isna().all()
+    assert list(frame([], ("x", "y")).columns) == ["x", "y"]

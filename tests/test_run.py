@@ -1,0 +1,248 @@
+"""A run as an object: state, best checkpoint, waiting, refusals, picture."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import stored
+
+from nbtrain.client import Client, Detached, NotBuiltYet, NoWeightChanged, Run
+from nbtrain.errors import RunEnded
+from nbtrain.plan.phases import Phase
+from nbtrain.processes import process_identity
+
+
+@pytest.fixture
+def client(home: Path) -> Client:
+    return Client()
+
+
+@pytest.fixture
+def run(client: Client) -> Run:
+    return stored.create(client)
+
+
+def test_state_follows_the_store(run: Run) -> None:
+    assert (run.status, run.phase, run.is_over) == ("pending", "RESOLVING_DATASET", False)
+    stored.train(run)
+    assert (run.status, run.phase) == ("running", "TRAINING")
+    stored.step(run, 1)
+    assert run.progress.completed_steps == 1
+    assert run.progress.total_steps == 8
+    assert run.progress.attempted_trajectories == 2
+    assert run.progress.graded_trajectories == 2
+    stored.finish(run, Phase.FAILED, failure="the disk is full")
+    assert (run.status, run.failure, run.is_over) == ("failed", "the disk is full", True)
+
+
+def test_every_name_of_the_id_is_the_id(run: Run) -> None:
+    assert run.id == run.run_id == run.training_run_id
+    assert len(run.id) == len(run.config_hash) == 64
+
+
+def test_a_run_whose_host_is_gone_reads_failed(client: Client, run: Run) -> None:
+    stored.train(run)
+    gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    who = process_identity(gone.pid)
+    assert who is not None
+    store = stored.store_of(client)
+    store.update_attempt(
+        run._key, 1, host_pid=who.pid, host_start_time=who.start_time, boot_id=who.boot_id
+    )
+    assert run.status == "running"
+    gone.kill()
+    gone.wait()
+    assert run.status == "failed"
+    assert "is gone" in (run.failure or "")
+
+
+def test_a_silent_run_is_told_apart_from_a_failed_one(client: Client, run: Run) -> None:
+    stored.train(run)
+    assert run.unresponsive_since is None
+    long_ago = time.time() - 600
+    stored.store_of(client).update_attempt(run._key, 1, heartbeat_at=long_ago, started_at=long_ago)
+    assert run.status == "running"
+    assert run.unresponsive_since == pytest.approx(long_ago)
+    assert "unresponsive since" in repr(run)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([(0, 0.1, True), (2, 0.5, True), (4, 0.3, True)], 2),
+        ([(0, 0.1, True), (2, 0.5, True), (4, 0.5, True)], 2),
+        ([(0, 0.1, True), (2, 0.9, False), (4, 0.2, True)], 4),
+        ([(0, 0.3, True), (2, None, True), (4, 0.2, True)], 0),
+        ([(2, -0.5, True), (4, -0.2, True)], 4),
+    ],
+)
+def test_best_is_the_earliest_with_the_highest_complete_round(
+    run: Run, rounds: list[tuple[int, float | None, bool]], expected: int
+) -> None:
+    stored.train(run)
+    for number in (0, 2, 4):
+        stored.save(run, number)
+    for number, reward, complete in rounds:
+        stored.validate(run, number, reward, complete=complete)
+    best = run.best()
+    assert best.step_index == expected
+    assert best.round_completed
+    assert best.base_model_slug == "nbtrain/tiny"
+    assert best.training_run_id == run.id
+
+
+def test_best_needs_a_complete_round_and_weights(run: Run) -> None:
+    stored.train(run)
+    stored.save(run, 2, weights=False)
+    stored.save(run, 4)
+    stored.validate(run, 2, 0.9)
+    stored.validate(run, 4, 0.9, complete=False)
+    with pytest.raises(LookupError, match="no checkpoint with a complete validation round"):
+        run.best()
+
+
+def test_wait_returns_the_run_that_succeeded(run: Run) -> None:
+    stored.train(run)
+    stored.step(run, 1)
+    threading.Timer(0.3, stored.finish, (run,)).start()
+    assert run.wait(timeout=20) is run
+
+
+def test_wait_raises_with_the_reason(run: Run) -> None:
+    stored.finish(run, Phase.FAILED, failure="the reward raised ValueError")
+    with pytest.raises(RunEnded, match="the reward raised ValueError"):
+        run.wait()
+
+
+def test_wait_raises_for_a_cancelled_run(run: Run) -> None:
+    stored.finish(run, Phase.CANCELLED)
+    with pytest.raises(RunEnded, match="was cancelled"):
+        run.wait()
+
+
+def test_wait_gives_up_after_its_timeout_and_says_that_the_run_goes_on(run: Run) -> None:
+    with pytest.raises(TimeoutError, match="it goes on"):
+        run.wait(timeout=0.2)
+
+
+def test_a_run_without_an_update_says_that_no_weight_changed(run: Run) -> None:
+    stored.train(run)
+    stored.step(run, 1, update_applied=False, skip_reason="no eligible group")
+    stored.finish(run)
+    with pytest.warns(NoWeightChanged, match="no weight changed"):
+        run.wait()
+    assert repr(run).splitlines()[0].count("no weight changed") == 1
+
+
+def test_an_interrupt_only_stops_the_waiting(run: Run) -> None:
+    stored.train(run)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(Detached, match=r"goes on in the background.*run\.cancel\(\)"):
+        run.wait(timeout=20)
+    assert run.status == "running"
+    assert not run._store.commands(run._key)
+
+
+def test_cancel_asks_once_and_leaves_an_ended_run_alone(client: Client, run: Run) -> None:
+    stored.train(run)
+    run.cancel().cancel()
+    assert [c["command"] for c in stored.store_of(client).commands(run._key)] == ["cancel"]
+    over = stored.create(client, "over")
+    stored.finish(over)
+    over.cancel()
+    assert not stored.store_of(client).commands(over._key)
+
+
+@pytest.mark.parametrize(
+    "name", ["pause", "resume", "branch", "evaluate", "report", "export", "panel", "diagnose"]
+)
+def test_what_comes_later_is_refused_by_name(run: Run, name: str) -> None:
+    with pytest.raises(NotBuiltYet, match=rf"Run\.{name} is not built yet"):
+        getattr(run, name)()
+
+
+def test_repr_is_text_html_and_a_small_picture(run: Run) -> None:
+    stored.train(run)
+    for number in range(1, 5):
+        stored.step(run, number, number / 5)
+    stored.validate(run, 4, 0.4)
+    stored.save(run, 4)
+    bundle = run._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html", "image/png"}
+    assert "step 4 of 8" in bundle["text/plain"] == repr(run)
+    assert "<script" not in bundle["text/html"]
+    assert run.id[:12] in bundle["text/html"]
+    assert len(bundle["image/png"]) < 30_000
+    assert bundle["image/png"].startswith("iVBORw0KGgo")
+
+
+def test_a_run_without_a_step_has_no_picture(run: Run) -> None:
+    assert set(run._repr_mimebundle_()) == {"text/plain", "text/html"}
+
+
+def test_text_of_the_job_is_escaped(run: Run) -> None:
+    stored.finish(run, Phase.FAILED, failure="<script>alert(1)</script>")
+    assert "<script" not in run._repr_mimebundle_()["text/html"]
+    assert "<script>" in repr(run)
+
+
+def test_what_is_not_finite_does_not_break_the_picture(run: Run) -> None:
+    stored.train(run)
+    for number, reward in enumerate((0.1, float("nan"), float("inf"), None, 0.4), 1):
+        stored.step(run, number, reward)
+    figure = run.plot()
+    (line,) = figure.axes[0].lines
+    assert list(line.get_ydata()) == [0.1, 0.4]
+
+
+def test_plot_leaves_pyplot_alone(run: Run) -> None:
+    import matplotlib.pyplot as plt
+
+    stored.train(run)
+    stored.step(run, 1)
+    before = plt.get_fignums(), plt.get_backend()
+    run.plot()
+    assert (plt.get_fignums(), plt.get_backend()) == before
+
+
+def test_the_summary_reads_only_what_is_new_and_ends_whole(run: Run) -> None:
+    stored.train(run)
+    stored.step(run, 1, 0.1)
+    glance = run.glance()
+    assert [r for _, r in glance.refresh().rewards] == [0.1]
+    stored.step(run, 2, 0.2)
+    stored.writer(run).commit_step(
+        {"step": 3, "avg_reward": 0.3, "update_applied": True, "settled": False}
+    )
+    assert [r for _, r in glance.refresh().rewards] == [0.1, 0.2, 0.3]
+    stored.writer(run).commit_step(
+        {"step": 4, "avg_reward": 0.4, "update_applied": True},
+        amend={3: {"avg_reward": 0.35, "settled": True}},
+    )
+    stored.finish(run)
+    assert [r for _, r in glance.refresh().rewards] == [0.1, 0.2, 0.35, 0.4]
+
+
+def test_the_log_is_text_and_says_what_it_leaves_off(run: Run) -> None:
+    assert run.log == ""
+    logs = run.folder / "logs"
+    logs.mkdir()
+    (logs / "rank0.log").write_text("".join(f"line {n}\n" for n in range(20_000)))
+    log = run.log
+    assert log.splitlines()[-1] == "line 19999"
+    assert "bytes are left off" in log.splitlines()[0]
+    assert len(log) < 70_000
+
+
+def test_runs_are_equal_by_id(client: Client, run: Run) -> None:
+    again = client.training.runs.get("first")
+    assert again == run
+    assert len({again, run}) == 1
+    assert run != stored.create(client, "second")
