@@ -38,7 +38,6 @@ __all__ = [
     "is_alive",
     "mark_of",
     "marked",
-    "peak_memory",
     "process_identity",
     "reap_orphans",
     "stop_tree",
@@ -158,25 +157,6 @@ def is_alive(identity: Identity) -> bool:
         # Stored as a float in databases of several kinds; a clock tick is 0.01 s.
         and abs(stat.start_time - identity.start_time) < 0.005
     )
-
-
-def peak_memory(pid: int) -> int | None:
-    """Largest resident size that the live process ``pid`` had so far, in bytes; None when gone."""
-    if not _HAS_PROC:
-        import psutil
-
-        try:
-            return int(psutil.Process(pid).memory_info().rss)
-        except psutil.Error:
-            return None
-    try:
-        text = (_PROC / str(pid) / "status").read_text()
-    except OSError:
-        return None
-    for line in text.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 # --- dying with the parent ------------------------------------------------------------------

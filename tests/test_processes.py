@@ -23,7 +23,6 @@ from nbtrain.processes import (
     descendants,
     is_alive,
     marked,
-    peak_memory,
     process_identity,
     stop_tree,
 )
@@ -124,7 +123,6 @@ def test_without_proc_psutil_says_the_same(monkeypatch: pytest.MonkeyPatch, mark
         assert is_alive(found)
         assert found in descendants()
         assert marked(mark) == [found]
-        assert (peak_memory(child.pid) or 0) > 2**20
         child.kill()
         assert until(lambda: not is_alive(found))
         assert process_identity(child.pid) is None
@@ -132,16 +130,6 @@ def test_without_proc_psutil_says_the_same(monkeypatch: pytest.MonkeyPatch, mark
         monkeypatch.undo()
         processes.boot_id.cache_clear()
         child.communicate()
-
-
-def test_peak_memory_remembers_what_was_freed() -> None:
-    code = "b = bytearray(64 * 2**20); del b; print(1, flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        assert (peak_memory(child.pid) or 0) > 64 * 2**20
-        child.kill()
-    assert peak_memory(child.pid) is None
 
 
 # --- dying with the parent ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nbtrain.jobs.exits import Exit
-from nbtrain.processes import Identity, descendants, peak_memory, process_identity
+from nbtrain.processes import Identity, process_identity
 
 __all__ = ["Child"]
 
@@ -43,7 +43,6 @@ class Child:
         self.log = log
         self.pid = self._process.pid
         self.identity: Identity | None = process_identity(self.pid)
-        self._peak = 0
         self._exit: Exit | None = None
 
     def poll(self) -> Exit | None:
@@ -52,16 +51,7 @@ class Child:
             # wait4 instead of Popen.poll: it tells this very child's peak memory.
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid == self.pid:
-                self._note(usage.ru_maxrss * _RSS_UNIT)
                 code = os.waitstatus_to_exitcode(status)
                 self._process.returncode = code
-                self._exit = Exit(code, self._peak or None)
+                self._exit = Exit(code, usage.ru_maxrss * _RSS_UNIT)
         return self._exit
-
-    def sample_memory(self) -> None:
-        """Note the peak memory of the process and of those below it, while they can be asked."""
-        for pid in (self.pid, *(one.pid for one in descendants(self.pid))):
-            self._note(peak_memory(pid) or 0)
-
-    def _note(self, peak: int) -> None:
-        self._peak = max(self._peak, peak)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 __all__ = ["kernel_name", "remove_connection", "send_code", "write_connection"]
 
@@ -83,12 +85,12 @@ def write_connection(run_id: str, attempt: int) -> Path:
     remove_connection(path)
     # Private from its first byte, whatever the umask is.
     path.touch(mode=0o600)
+    # Without a key the kernel would run whatever anybody sends.
+    known: dict[str, Any] = {"key": secrets.token_hex(32).encode(), "kernel_name": "nbtrain"}
     if folder is None:
-        write_connection_file(str(path), kernel_name="nbtrain")
+        write_connection_file(str(path), **known)
     else:
-        write_connection_file(
-            str(path), transport="ipc", ip=str(folder / name), kernel_name="nbtrain"
-        )
+        write_connection_file(str(path), transport="ipc", ip=str(folder / name), **known)
     return path
 
 

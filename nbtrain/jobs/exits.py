@@ -23,7 +23,7 @@ class Exit:
     """How a child process ended.
 
     ``code`` is its exit code, or minus the signal that killed it. ``peak_bytes`` is the largest
-    resident size seen, of the process or of one of its own children.
+    resident size it had, or that a child it waited for had.
     """
 
     code: int

@@ -48,7 +48,6 @@ class Limits:
     commands: float = 0.5
     """Between two looks at the commands."""
     heartbeat: float = 2.0
-    memory: float = 1.0
     react: float = 10.0
     """A cancel that the rank has not answered by then is done by the host."""
     save: float = 60.0
@@ -198,8 +197,6 @@ class Supervisor:
             self._wake.wait(self._limits.poll)
             self._wake.clear()
             self._beat()
-            if self._is_due("memory", self._limits.memory):
-                child.sample_memory()
             if self._must_stop(child):
                 log.warning("stopping pid %d", child.pid)
                 self._stopped = True

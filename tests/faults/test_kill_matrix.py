@@ -6,6 +6,7 @@ host, its guardian, the store.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -104,8 +105,6 @@ print(json.dumps(runs))
 
 
 def test_a_run_survives_its_notebook_kernel(store: Store) -> None:
-    import json
-
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel(kernel_name="python3", cwd=str(CHECKOUT))
@@ -326,6 +325,9 @@ def test_what_a_job_leaves_is_private(store: Store, training: Start) -> None:
     assert {mode(log) for log in logs.iterdir()} == {0o600}
     assert send_code(connection, "assert host", timeout=20)
     assert not send_code(connection, "assert not host", timeout=20)
+    forged = store.home / "forged.json"
+    forged.write_text(json.dumps(json.loads(connection.read_text()) | {"key": "0" * 64}))
+    assert not send_code(forged, "1", timeout=1)
     request_cancel(store, run)
     wait_phase(store, run, Phase.CANCELLED)
     nothing_left(store, run)
