@@ -209,6 +209,19 @@ def test_a_rule_keeps_quiet_about_a_refused_value(world: World) -> None:
     assert fields(problems) == ["group_size"]
     problems = world.problems({"val_enabled": True, "val_interval_steps": "0"})
     assert fields(problems) == ["val_interval_steps"]
+    assert fields(World([Workload(stated_held_out=0)]).problems({"val_interval_steps": "0"})) == [
+        "val_interval_steps"
+    ]
+    split_off = World([Workload(fraction_held_out=9)])
+    parent = split_off.save(split_off.plan({}), 5)
+    problems = split_off.problems({"val_enabled": "no"}, parent=parent)
+    assert fields(problems) == ["val_enabled"]
+
+
+def test_a_broken_value_is_listed_once(world: World) -> None:
+    body = parse("workload: $w\nalgorithm: $a\nseed: $s", names={}, defer=True)
+    problems = world.problems(body, workload="nowhere", algorithm="grpo")
+    assert fields(problems) == ["workload", "algorithm", "seed"]
 
 
 # --- tasks -------------------------------------------------------------------------------------
@@ -281,6 +294,7 @@ def test_unknown_names_are_refused_with_what_there_is(world: World) -> None:
     assert fields(problems) == ["workload", "base_model_slug"]
     assert "there is sums" in problems[0].message
     assert "there are nbtrain/tiny and big" in problems[1].message
+    assert fields(world.problems({"workload": "nowhere"}, workload="nowhere")) == ["workload"]
 
 
 def test_a_catalog_s_own_refusal_is_passed_on_with_the_place(world: World) -> None:
@@ -542,7 +556,8 @@ def test_validation_that_only_the_interval_turned_off_comes_back(world: World) -
     assert world.plan({}, parent=child)["val_enabled"] is False
     assert world.plan({"val_interval_steps": 5}, parent=child)["val_enabled"] is True
     stated = world.save(world.plan({"val_enabled": False, "val_interval_steps": 0}), 5)
-    plan = world.plan({"val_interval_steps": 5}, parent=stated)
+    silent = world.save(world.plan({}, parent=stated), 10)
+    plan = world.plan({"val_interval_steps": 5}, parent=silent)
     assert (plan["val_enabled"], plan.origins["val_enabled"]) == (False, "inherited")
 
 
