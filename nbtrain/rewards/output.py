@@ -25,16 +25,18 @@ OUTPUT_LIMIT = 10 << 20
 """Bytes that one worker may print; what comes later is dropped."""
 
 _CHUNK = 1 << 20
+_ROOM = 1 << 16
 
 
 class Drain:
-    """Empties the workers' output pipe into ``path`` (appended, 0600), ``limit`` bytes at most."""
+    """Empties the output pipe of ``workers`` workers into ``path`` (appended, mode 0600)."""
 
-    def __init__(self, path: Path, limit: int) -> None:
+    def __init__(self, path: Path, workers: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)
-        self._left = limit
+        # Room for what workers say after their limit.
+        self._left = workers * OUTPUT_LIMIT + _ROOM
         reader, writer = os.pipe()
         with contextlib.suppress(OSError, AttributeError):  # a bigger pipe is only a comfort
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _CHUNK)

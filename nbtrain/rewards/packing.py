@@ -9,6 +9,7 @@ change a registered reward; what is installed is imported by the worker.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import linecache
@@ -18,7 +19,7 @@ import platform
 import sys
 import types
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,17 +171,28 @@ def _by_value(modules: Sequence[types.ModuleType]) -> Iterator[None]:
 
 
 def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _pickler()(buffer).dump(value)
+    return buffer.getvalue()
+
+
+@functools.cache
+def _pickler() -> Any:
+    """Our kind of cloudpickle's pickler, made when first needed: the import is not free."""
     import cloudpickle
 
-    buffer = io.BytesIO()
-    pickler = cloudpickle.Pickler(buffer)
-    # cloudpickle would copy the content of a file that is open for reading.
+    # cloudpickle would copy the content of a file that is open for reading, and forget the place
+    # of code, which tracebacks need.
+    table = cloudpickle.Pickler.dispatch_table
     files = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
-    pickler.dispatch_table = ChainMap(
-        dict.fromkeys(files, _refuse_file), cloudpickle.Pickler.dispatch_table
-    )
-    pickler.dump(value)
-    return buffer.getvalue()
+    ours: dict[type, Callable[[Any], Any]] = dict.fromkeys(files, _refuse_file)
+    ours[types.CodeType] = functools.partial(_code_with_place, table[types.CodeType])
+    return type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": ChainMap(ours, table)})
+
+
+def _code_with_place(reduce: Callable[[Any], Any], code: types.CodeType) -> Any:
+    build, arguments = reduce(code)
+    return build, tuple(code.co_filename if a == "<dynamic-code>" else a for a in arguments)
 
 
 def _refuse_file(file: Any) -> Any:
@@ -192,11 +204,11 @@ def _refuse_file(file: Any) -> Any:
 
 
 def _sources(functions: Sequence[Any]) -> dict[str, str]:
-    """Texts of cells: their file names exist in the notebook's process alone."""
+    """Texts that tracebacks show: those of cells exist here alone, those of files may change."""
     found: dict[str, str] = {}
     for function in _functions_within(functions, _DEPTH):
         name = function.__code__.co_filename
-        if name not in found and not Path(name).exists():
+        if name not in found:
             text = "".join(linecache.getlines(name))
             if text and len(text) <= _SOURCE_LIMIT:
                 found[name] = text

@@ -30,7 +30,7 @@ from pebble import ProcessExpired, ProcessPool
 from nbtrain.errors import Problem
 from nbtrain.rewards import worker
 from nbtrain.rewards.contract import GradeRequest, GroupGrades, Kind, Outcome, TermInfo, combine
-from nbtrain.rewards.output import OUTPUT_LIMIT, Drain
+from nbtrain.rewards.output import Drain
 from nbtrain.rewards.packing import read_packed
 from nbtrain.rewards.scoring import Unit, describe
 
@@ -102,7 +102,7 @@ class RewardPool:
         self._breaks = 0
         self._progress = time.monotonic()
         self._closed = False
-        self._drain = Drain(self.log_path, OUTPUT_LIMIT * workers)
+        self._drain = Drain(self.log_path, workers)
         self._pool = self._new_pool()
 
     # --- for the caller ----------------------------------------------------------------------

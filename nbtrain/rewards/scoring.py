@@ -200,16 +200,19 @@ def _judge_group(term: RewardTerm, value: Any, count: int) -> list[Outcome]:
     name = term.name
     if hasattr(value, "tolist") and getattr(value, "shape", None) != ():
         value = _listed(value)  # NumPy arrays, tensors and Series
+    wanted = _counted(count, "completion")
     if not isinstance(value, (list, tuple)):
-        text = f"reward {name!r} returned {_shown(value)} for {count} completions"
-        return [
-            Outcome("type", error=f"{text}, where a list of {count} numbers is expected")
-        ] * count
+        text = f"reward {name!r} returned {_shown(value)} for {wanted}"
+        expected = f"where a list of {_counted(count, 'number')} is expected"
+        return [Outcome("type", error=f"{text}, {expected}")] * count
     if len(value) != count:
-        plural = "" if len(value) == 1 else "s"
-        text = f"reward {name!r} returned {len(value)} value{plural} for {count} completions"
+        text = f"reward {name!r} returned {_counted(len(value), 'value')} for {wanted}"
         return [Outcome("length", error=text)] * count
     return [judge(name, item, number) for number, item in enumerate(value)]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _listed(value: Any) -> Any:
