@@ -6,10 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# A busy machine is no failure: examples have no time limit.
+settings.register_profile("nbtrain", deadline=None)
+settings.load_profile("nbtrain")
 
 
 @pytest.fixture
