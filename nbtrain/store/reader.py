@@ -202,7 +202,7 @@ def _order(
 ) -> list[ColumnElement[Any]]:
     covered = table is tables.steps and {column.name for column in wanted} <= _REWARD_INDEX
     if covered and not after and not newest:
-        return [table.c.step, table.c.id]
+        return [table.c.step]
     return [table.c.id.desc() if newest else table.c.id]
 
 

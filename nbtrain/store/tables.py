@@ -193,7 +193,12 @@ trajectories = _table(
     Index("ix_trajectories_run", "run", "id"),
     Index("ix_trajectories_step", "run", "step"),
     # Held-out ones are few: without this, finding them reads a run's every trajectory
-    Index("ix_trajectories_held_out", "run", "id", sqlite_where=text("split = 'held_out'")),
+    # ("split" leads SQLite to choose it over the first index; it is the same in every entry)
+    Index(
+        "ix_trajectories_held_out",
+        *("run", "split", "id"),
+        sqlite_where=text("split = 'held_out'"),
+    ),
 )
 
 trajectory_texts = Table(

@@ -280,7 +280,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_trajectories_held_out",
         "trajectories",
-        ["run", "id"],
+        ["run", "split", "id"],
         unique=False,
         sqlite_where=sa.text("split = 'held_out'"),
     )
