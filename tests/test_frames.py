@@ -111,9 +111,8 @@ def test_checkpoints_carry_the_reward_of_their_step(trained: Run) -> None:
     assert saved["step_index"].tolist() == [0, 2, 4]
     assert saved["held_out_reward"].tolist() == [0.1, 0.4, 0.8]
     assert saved["round_completed"].tolist() == [True, True, False]
-    assert saved["kind"].tolist() == ["weights + training state", "weights"] + [
-        "weights + training state"
-    ]
+    full = "weights + training state"
+    assert saved["kind"].tolist() == [full, "weights", full]
     assert saved["checkpoint_id"].str.len().eq(64).all()
 
 

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import lineage, tables
+from nbtrain.client.records import HeldOutPoint
 from nbtrain.errors import NotFound
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.report.figures import png, reward_figure
@@ -16,7 +17,7 @@ from nbtrain.report.summary import CheckpointLine, HeldOut, RunSummary, as_html,
 if TYPE_CHECKING:
     from nbtrain.client.run import Run
     from nbtrain.jobs.liveness import Liveness
-    from nbtrain.store import Row, StoredRun
+    from nbtrain.store import StoredRun
 
 __all__ = ["Glance"]
 
@@ -49,7 +50,8 @@ class Glance:
         self._step_cursor = 0
         self._round_cursor = 0
         self._rewards: list[tuple[int, float | None]] = []
-        self._rounds: list[Row] = []
+        self._rounds: list[HeldOutPoint] = []
+        self._held_out: list[HeldOut] = []
         self._groups: dict[str, int] = {}
 
     def refresh(self) -> RunSummary:
@@ -77,12 +79,15 @@ class Glance:
             self._groups = {told: last[name] for name, told in _COUNTED.items() if last.get(name)}
         rounds = store.validation_rounds(row.key, self._round_cursor)
         if rounds:
-            self._rounds += rounds
+            points = tables.held_out_points(rounds)
+            self._rounds += points
+            self._held_out += [
+                HeldOut(p.step, p.held_out_reward, p.round_completed) for p in points
+            ]
             self._round_cursor = rounds[-1]["id"]
 
     def _summary(self, row: StoredRun, seen: Liveness) -> RunSummary:
-        points = tables.held_out_points(self._rounds)
-        found = tables.checkpoint_records(self._run._store.checkpoints(row.key), points)
+        found = tables.checkpoint_records(self._run._store.checkpoints(row.key), self._rounds)
         top = tables.best(found)
         return RunSummary(
             run_id=row.run_id,
@@ -106,11 +111,7 @@ class Glance:
             ended=row.ended,
             liveness=None if row.ended_for_good else seen.message,
             rewards=list(self._rewards),
-            held_out=[
-                HeldOut(p.step, p.held_out_reward, p.round_completed, p.completed_samples,
-                        p.expected_samples)
-                for p in points
-            ],
+            held_out=list(self._held_out),
             checkpoints=[
                 CheckpointLine(c.checkpoint_id, c.step_index, c.held_out_reward,
                                c.round_completed, best=c == top, kind=c.kind)
@@ -133,14 +134,20 @@ class Glance:
         """The summary as text."""
         return as_text(self.refresh())
 
-    def bundle(self, *, hurry: bool = False) -> dict[str, Any]:
-        """The summary as text, static HTML and PNG, by MIME type.
+    @property
+    def is_final(self) -> bool:
+        """Whether the run was over at the last refresh, so that nothing will change any more."""
+        return self._fixed
+
+    def bundle(self, *, hurry: bool = False, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The summary as text, static HTML and PNG, by MIME type; ``notes`` are added to its own.
 
         With ``hurry`` the picture may be an older one, or missing while no step is there: drawing
-        is held to a twentieth of one core.
+        is held to a twentieth of one core, until the run is over.
         """
         with self._lock:
             summary = self.refresh()
+            summary.notes = [*notes, *summary.notes]
             picture = self._drawn(summary, hurry=hurry)
             bundle = {"text/plain": as_text(summary), "text/html": as_html(summary, picture)}
             if picture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -22,10 +22,14 @@ def row_of(item: Any) -> dict[str, Any]:
 
 
 class Listing(Generic[T]):
-    """A finished list of records; ``items`` is the plain list."""
+    """A finished list of records; ``items`` is the plain list.
 
-    def __init__(self, items: list[T]) -> None:
+    ``columns`` names the columns of an empty list's frame.
+    """
+
+    def __init__(self, items: list[T], columns: Sequence[str] = ()) -> None:
         self.items = items
+        self._columns = columns
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.items)
@@ -40,7 +44,8 @@ class Listing(Generic[T]):
         """One row per record."""
         from nbtrain.client.frames import frame
 
-        return frame([row_of(item) for item in self.items])
+        rows = [row_of(item) for item in self.items]
+        return frame(rows) if rows else frame([], self._columns)
 
     def __repr__(self) -> str:
         shown = "\n".join(f"  {item!r}" for item in self.items[:20])

@@ -24,13 +24,15 @@ class _Row:
 
     hidden: ClassVar[frozenset[str]] = frozenset()
 
+    @classmethod
+    def columns(cls) -> list[str]:
+        """The names of a row's columns."""
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        return [f.name for f in fields if f.name not in cls.hidden]
+
     def to_row(self) -> dict[str, Any]:
         """The record as one row of a table."""
-        return {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)  # type: ignore[arg-type]
-            if f.name not in self.hidden and not f.name.startswith("_")
-        }
+        return {name: getattr(self, name) for name in self.columns()}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,22 @@ if TYPE_CHECKING:
     from nbtrain.jobs.liveness import Liveness
     from nbtrain.store import Row, Store, StoredRun
 
-__all__ = ["Run"]
+__all__ = ["RUN_COLUMNS", "Run"]
+
+RUN_COLUMNS = (
+    "run_id",
+    "name",
+    "status",
+    "phase",
+    "method",
+    "workload",
+    "base_model_slug",
+    "completed_steps",
+    "total_steps",
+    "created_at",
+    "ended_at",
+    "config_hash",
+)
 
 _LOG_TAIL = 64 * 1024  # bytes of the job's log that ``run.log`` returns
 
@@ -133,7 +148,7 @@ class Run:
             for row in self._store.runs()
             if row.config_hash == self.config_hash and row.key < self._key
         ]
-        return Listing(found)
+        return Listing(found, RUN_COLUMNS)
 
     @property
     def folder(self) -> Path:
@@ -291,20 +306,12 @@ class Run:
     def to_row(self) -> dict[str, Any]:
         """The run as one row of a table of runs."""
         row = self._row()
-        return {
-            "run_id": self.id,
-            "name": row.name,
+        told = {
             "status": str(row.status),
             "phase": str(row.phase),
-            "method": row.method,
             "workload": row.workload_name or row.workload_id[:12],
-            "base_model_slug": row.base_model_slug,
-            "completed_steps": row.completed_steps,
-            "total_steps": row.total_steps,
-            "created_at": row.created_at,
-            "ended_at": row.ended_at,
-            "config_hash": row.config_hash,
         }
+        return {name: told.get(name) or getattr(row, name) for name in RUN_COLUMNS}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.id == self.id

@@ -11,7 +11,7 @@ from nbtrain.client.listing import Listing, row_of
 from nbtrain.client.records import Checkpoint, HeldOutPoint, Progress, RewardPoint, StepSummary
 from nbtrain.client.refusals import refuse
 from nbtrain.client.resolved import ResolvedView
-from nbtrain.client.run import Run
+from nbtrain.client.run import RUN_COLUMNS, Run
 from nbtrain.plan.listing import ModelOptions
 from nbtrain.plan.resolved import ResolvedPlan
 
@@ -208,7 +208,7 @@ class Runs:
     def list(self, limit: int | None = None) -> Listing[Run]:
         """Runs, newest first."""
         store = self._parts.store
-        return Listing([Run(store, row) for row in store.runs(limit)])
+        return Listing([Run(store, row) for row in store.runs(limit)], RUN_COLUMNS)
 
     def progress(self, training_run_id: RunRef) -> Progress:
         """Steps and trajectories so far."""
@@ -217,7 +217,7 @@ class Runs:
     def list_step_summaries(self, training_run_id: RunRef) -> Listing[StepSummary]:
         """The ledger of every step."""
         run = self.get(training_run_id)
-        return Listing(tables.step_summaries(run._rows("steps")))
+        return Listing(tables.step_summaries(run._rows("steps")), StepSummary.columns())
 
     def cancel(self, training_run_id: RunRef) -> Run:
         """Ask the run to stop; its checkpoints stay."""
@@ -237,12 +237,13 @@ class Rewards:
     def list_history(self, training_run_id: RunRef) -> Listing[RewardPoint]:
         """The mean reward of every step."""
         rows = self._parts.run(training_run_id)._rows("rewards")
-        return Listing([RewardPoint(r["step"], r["avg_reward"], r["used_reward"]) for r in rows])
+        points = [RewardPoint(r["step"], r["avg_reward"], r["used_reward"]) for r in rows]
+        return Listing(points, RewardPoint.columns())
 
     def list_held_out_rewards(self, training_run_id: RunRef) -> Listing[HeldOutPoint]:
         """Every validation round; compare only those with ``round_completed``."""
         rows = self._parts.run(training_run_id)._rows("validation_rounds")
-        return Listing(tables.held_out_points(rows))
+        return Listing(tables.held_out_points(rows), HeldOutPoint.columns())
 
 
 class Checkpoints:
@@ -253,7 +254,8 @@ class Checkpoints:
 
     def list(self, training_run_id: RunRef) -> Listing[Checkpoint]:
         """The committed checkpoints of a run, by step."""
-        return Listing(self._parts.run(training_run_id).checkpoint_list())
+        found = self._parts.run(training_run_id).checkpoint_list()
+        return Listing(found, Checkpoint.columns())
 
     def get(self, checkpoint_id: Checkpoint | str) -> Checkpoint:
         """The checkpoint that an id or a prefix means.

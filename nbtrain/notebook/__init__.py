@@ -1,0 +1,41 @@
+"""What ``%load_ext nbtrain`` brings: the magics and the thread behind live outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["load", "unload"]
+
+
+def load(shell: Any) -> None:
+    """Register ``%%train`` and ``%train``."""
+    from nbtrain.client import waiting
+    from nbtrain.notebook.live import bring_up_to_date
+    from nbtrain.notebook.magics import TrainMagics
+
+    shell.register_magics(TrainMagics)
+    if bring_up_to_date not in waiting.observers:
+        waiting.observers.append(bring_up_to_date)
+    if _with_a_body not in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.append(_with_a_body)
+
+
+def unload(shell: Any) -> None:
+    """Take the magics and the thread away again; runs go on."""
+    from nbtrain.client import waiting
+    from nbtrain.notebook.live import bring_up_to_date, poller
+
+    poller.stop()
+    if bring_up_to_date in waiting.observers:
+        waiting.observers.remove(bring_up_to_date)
+    if _with_a_body in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.remove(_with_a_body)
+    for kind in ("cell", "line"):
+        shell.magics_manager.magics[kind].pop("train", None)
+
+
+def _with_a_body(lines: list[str]) -> list[str]:
+    """Give a ``%%train`` cell of one line an empty body: IPython refuses one without any."""
+    if len(lines) == 1 and lines[0].startswith(("%%train ", "%%train\n")):
+        return [*lines, "\n"]
+    return lines

@@ -21,13 +21,11 @@ _LONGEST_MESSAGE = 1500  # characters of a failure that a notebook keeps
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """One validation round: its step, mean reward, and how many of its samples were graded."""
+    """One validation round: its step, its mean reward, and whether all of it was graded."""
 
     step: int
     reward: float | None
     complete: bool
-    samples: int = 0
-    expected: int = 0
 
 
 @dataclass(frozen=True, slots=True)

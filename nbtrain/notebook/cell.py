@@ -1,0 +1,153 @@
+"""What a ``%%train`` cell says: its line and body read together, every problem at once."""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbtrain.client import Client
+from nbtrain.client.resolved import ResolvedView
+from nbtrain.errors import PlanRefused, Problem
+from nbtrain.notebook.flags import LATER, TRAIN
+from nbtrain.notebook.line import ParsedLine, Word, parse
+from nbtrain.notebook.refusals import CellRefused
+from nbtrain.plan import source
+
+__all__ = ["Cell", "CellText", "read_cell", "value_of"]
+
+_NAME = re.compile(r"\$([^\W\d]\w*)")
+_FIELDS = {flag.field: flag.name for flag in TRAIN if flag.field}
+
+
+@dataclass(frozen=True, slots=True)
+class CellText:
+    """A cell as it was typed: ``%%train``, the line behind it and the body below."""
+
+    line: str
+    body: str
+    magic: str = "%%train "
+
+    @property
+    def whole(self) -> str:
+        """The cell's text; its first line is line 1 of every place."""
+        return f"{self.magic}{self.line}\n{self.body}"
+
+
+@dataclass(slots=True)
+class Cell:
+    """A cell that can be resolved: the body, what the line says of the plan, and what to do."""
+
+    text: CellText
+    body: Mapping[str, Any]
+    beside: dict[str, Any] = field(default_factory=dict)
+    into: str | None = None
+    wait: bool = False
+    dry_run: bool = False
+    new: bool = False
+    places: dict[str, Word] = field(default_factory=dict)
+
+    def resolve(self, client: Client) -> ResolvedView:
+        """The resolved plan. Raises :class:`CellRefused` with every problem."""
+        try:
+            return client.training.resolve(options=self.body, **self.beside)
+        except PlanRefused as error:
+            raise refused(self.text, [self._placed(p) for p in error.problems]) from None
+
+    def _placed(self, problem: Problem) -> Problem:
+        """A problem with something that stands on the line gets its place there."""
+        word = self.places.get(problem.field)
+        if word is None or problem.where is not None or problem.field in self.body:
+            return problem
+        return replace(problem, where=word.where)
+
+
+def read_cell(text: CellText, names: Mapping[str, object]) -> Cell:
+    """Read line and body. ``names`` are the Python objects that ``$name`` may stand for.
+
+    Raises :class:`CellRefused` with the problems of both.
+    """
+    line = parse(text.line, TRAIN, offset=len(text.magic), later=LATER)
+    problems = list(line.problems)
+    beside: dict[str, Any] = {}
+    for flag in TRAIN:
+        if flag.field and flag.name in line.values:
+            beside[flag.field] = value_of(line.values[flag.name], names, problems)
+        elif flag.field and line.has(flag.name):
+            beside[flag.field] = True
+    into = _variable(line, problems)
+    try:
+        body = source.parse(text.body, names=names, offset_lines=1, empty_ok=True, defer=True)
+    except PlanRefused as error:
+        raise refused(text, [*problems, *error.problems]) from None
+    if problems:
+        raise refused(text, [*problems, *body.problems])
+    return Cell(
+        text=text,
+        body=body,
+        beside={_ARGUMENTS[name]: value for name, value in beside.items()},
+        into=into,
+        wait=line.has("--wait"),
+        dry_run=line.has("--dry-run"),
+        new=line.has("--new"),
+        places={name: _place(line, flag) for name, flag in _FIELDS.items() if name in beside},
+    )
+
+
+_ARGUMENTS = {
+    "workload": "bench_id",
+    "base_model_slug": "base_model_slug",
+    "algorithm": "algorithm",
+    "parent_checkpoint_id": "parent_checkpoint_id",
+    "load_weights_only": "load_weights_only",
+    "display_name": "display_name",
+}
+
+
+def _place(line: ParsedLine, flag: str) -> Word:
+    return line.values.get(flag) or line.switches[flag]
+
+
+def value_of(word: Word, names: Mapping[str, object], problems: list[Problem]) -> Any:
+    """The word's value: the Python object of a whole ``$name``, else its text.
+
+    ``$$`` at the start is a literal dollar. An undefined name becomes a problem.
+    """
+    if word.text.startswith("$$"):
+        return word.text[1:]
+    found = _NAME.fullmatch(word.text)
+    if found is None:
+        return word.text
+    name = found[1]
+    if name in names:
+        return names[name]
+    near = difflib.get_close_matches(name, list(names), n=1)
+    hint = f"Did you mean ${near[0]}?" if near else f"For the text itself write ${word.text}"
+    told = f"the name {word.text} is not defined"
+    problems.append(Problem("line", told, found=word.text, where=word.where, hint=hint))
+    return None
+
+
+def _variable(line: ParsedLine, problems: list[Problem]) -> str | None:
+    word = line.values.get("--into")
+    if word is None:
+        return None
+    if not word.text.isidentifier() or keyword.iskeyword(word.text):
+        told = f"--into needs the name of a variable, found {word.text!r}"
+        problems.append(Problem("--into", told, found=word.text, where=word.where))
+    return word.text
+
+
+def refused(text: CellText, problems: list[Problem]) -> CellRefused:
+    """The cell's refusal, problems in the order of the cell."""
+
+    def place(problem: Problem) -> tuple[bool, int, int]:
+        where = problem.where
+        if where is None or where.line is None:
+            return True, 0, 0
+        return False, where.line, where.column or 0
+
+    return CellRefused(sorted(problems, key=place), text.whole, "nothing was started")

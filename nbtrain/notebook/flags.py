@@ -1,0 +1,46 @@
+"""The flags of ``%%train`` and what they stand for in the body."""
+
+from __future__ import annotations
+
+from nbtrain.notebook.line import Flag
+
+__all__ = ["LATER", "NOT_YET", "TRAIN", "help_text"]
+
+TRAIN = (
+    Flag("--workload", "W", "what to train on: a name, an id or $object", "workload"),
+    Flag("--model", "M", "the base model: nbtrain/tiny, a repository, a folder", "base_model_slug"),
+    Flag("--method", "gspo|grpo", "how the update is taken", "algorithm"),
+    Flag("--from", "CHECKPOINT", "go on from it: an id, a prefix or $object; what is not stated "
+         "is inherited", "parent_checkpoint_id"),
+    Flag("--weights-only", None, "with --from: its weights, with fresh training state",
+         "load_weights_only"),
+    Flag("--name", "N", "the run's name; the same cell run again attaches to the newest run of "
+         "this name if it has the same plan", "display_name"),
+    Flag("--into", "VAR", "the variable that holds the run; without it the run is _"),
+    Flag("--wait", None, "return when the run is over, and fail if it failed; an interrupt only "
+         "stops the waiting"),
+    Flag("--dry-run", None, "show the resolved plan; nothing is started"),
+    Flag("--new", None, "train again, even if a run of this name has the same plan"),
+)  # fmt: skip
+
+LATER = {
+    "--check": "start checks alone",
+    "--small": "smaller batches for a first look",
+    "--smoke": "learn a few rows by heart",
+}
+"""Flags that are refused by name."""
+
+NOT_YET = (
+    "pause", "resume", "branch", "compare", "evaluate", "estimate", "report", "workloads",
+    "datasets", "models", "doctor",
+)  # fmt: skip
+"""Subcommands of ``%train`` that are refused by name."""
+
+
+def help_text(flags: tuple[Flag, ...] = TRAIN) -> str:
+    """The flags as lines of help."""
+    names = [f"{flag.name} {flag.metavar}" if flag.metavar else flag.name for flag in flags]
+    width = max(map(len, names)) + 2
+    return "\n".join(
+        f"    {name:<{width}}{flag.help}" for name, flag in zip(names, flags, strict=True)
+    )

@@ -1,0 +1,125 @@
+"""``%%train`` and ``%train``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+
+from nbtrain.client import Run, default_client
+from nbtrain.client.refusals import Detached
+from nbtrain.errors import NbtrainError, Refused
+from nbtrain.notebook import live
+from nbtrain.notebook.cell import Cell, CellText, read_cell, refused
+from nbtrain.notebook.commands import run_command
+from nbtrain.notebook.flags import help_text
+from nbtrain.notebook.refusals import CellError, CellRefused
+
+__all__ = ["TrainMagics"]
+
+
+def _told_briefly(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """Errors that nbtrain raises on purpose are shown as sentences; all others keep everything."""
+
+    @wraps(magic)
+    def quiet(*args: Any) -> Any:
+        try:
+            return magic(*args)
+        except (CellRefused, CellError, Detached):
+            raise
+        except (NbtrainError, TimeoutError) as error:
+            raise CellError(str(error)) from None
+
+    return quiet
+
+
+@magics_class
+class TrainMagics(Magics):  # type: ignore[misc]
+    """The magics that ``%load_ext nbtrain`` brings."""
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @cell_magic("train")  # type: ignore[untyped-decorator]
+    @_told_briefly
+    def train_cell(self, line: str, cell: str) -> None:  # noqa: D102 - given below
+        text = CellText(line, cell)
+        plan = read_cell(text, self.shell.user_ns)
+        client = default_client()
+        view = plan.resolve(client)
+        if plan.dry_run:
+            self.shell.display_pub.publish(
+                data={"text/plain": repr(view), "text/html": view._repr_html_()}, metadata={}
+            )
+            self._hand_over(view, plan.into)
+            return
+        run, notes = self._start(plan, view)
+        self._hand_over(run, plan.into)
+        shown = live.show(self.shell, run, notes)
+        if plan.wait:
+            try:
+                run.wait()
+            finally:
+                live.poller.look_now(shown)
+
+    train_cell.__doc__ = f"""Train a model in the background; the cell returns at once.
+
+    ::
+
+        %%train --workload sums --model nbtrain/tiny --method gspo --name first --into run
+        num_steps: 60
+        learning_rate: 5e-4
+
+    The body is YAML or JSON: one option a line (``%train options`` lists them), or nothing.
+    A value that is exactly ``$name`` is the Python object of that name, on the line and in the
+    body; ``$$`` at the start is a dollar. What the line states may stand in the body too, under
+    the name in ``%train options``; stated twice, it must be equal.
+
+{help_text()}
+
+    Behind a blank, ``#`` begins a comment. The output below the cell follows the run and keeps
+    the curve when the notebook is saved. ``%train list`` and ``%train watch RUN`` find a run again.
+    """
+
+    def _start(self, plan: Cell, view: Any) -> tuple[Run, tuple[str, ...]]:
+        training = default_client().training
+        same = None if plan.new else training.find_same(view)
+        if same is None:
+            return training.launch(view, text=plan.text.whole), ()
+        told = (
+            f"attached to {same.title}, {same.status}: the newest run of this name has the same "
+            "plan; --new trains again"
+        )
+        return same, (told,)
+
+    def _hand_over(self, thing: Any, into: str | None) -> None:
+        """Into the variable, or into ``_`` without a second output."""
+        if into is not None:
+            self.shell.user_ns[into] = thing
+        else:
+            self.shell.displayhook.update_user_ns(thing)
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @line_magic("train")  # type: ignore[untyped-decorator]
+    @_told_briefly
+    def train_line(self, line: str) -> Any:
+        """Look after runs.
+
+            %train list [--limit N]          runs, newest first
+            %train show RUN                  one look at a run
+            %train watch RUN                 an output that follows it
+            %train wait RUN [--timeout S]    the same, returning when the run is over
+            %train cancel RUN                stop it; its checkpoints stay
+            %train checkpoints RUN           its checkpoints with their held-out reward
+            %train options [MODEL]           every option of %%train
+
+        RUN is a name (its newest run), an id, a prefix of an id, or ``$name`` of a Run. A run is
+        started by a cell that begins with ``%%train``; ``%%train?`` shows its help.
+        """
+        text = CellText(line, "", "%train ")
+        try:
+            return run_command(self.shell, text)
+        except Refused as error:
+            if isinstance(error, CellRefused):
+                raise
+            raise refused(text, list(error.problems)) from None

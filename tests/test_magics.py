@@ -1,0 +1,387 @@
+"""The magics, in a real shell; launching is cut short, everything up to it is real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import stored
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from traitlets.config import Config
+
+import nbtrain.jobs.launch
+from nbtrain.client import Client, Detached, Run, default_client
+from nbtrain.notebook.refusals import CellError, CellRefused
+from nbtrain.plan.phases import Phase
+from nbtrain.processes import process_identity
+
+FIRST = """%%train --workload sums --model nbtrain/tiny --method gspo --name first --into run
+num_steps: 8
+batch_size: 2
+group_size: 4
+val_interval_steps: 4
+"""
+
+
+class Shell:
+    """A shell with the extension loaded, and what its cells published."""
+
+    def __init__(self, ipython_dir: Path) -> None:
+        config = Config()
+        config.HistoryManager.enabled = False
+        self.ip = InteractiveShell(config=config, ipython_dir=str(ipython_dir))
+        self.ip.display_pub = CapturingDisplayPublisher(parent=self.ip)
+        self.tracebacks: list[list[str]] = []
+        self.ip._showtraceback = lambda _type, _value, lines: self.tracebacks.append(lines)
+        self.do("%load_ext nbtrain")
+
+    def run(self, cell: str) -> ExecutionResult:
+        self.ip.display_pub.outputs.clear()
+        self.tracebacks.clear()
+        return self.ip.run_cell(cell, store_history=True)
+
+    def do(self, cell: str) -> Any:
+        """Run a cell that must succeed and return its value."""
+        result = self.run(cell)
+        result.raise_error()
+        return result.result
+
+    def refuse(self, cell: str) -> str:
+        """Run a cell that must be refused and return what it shows."""
+        result = self.run(cell)
+        assert isinstance(result.error_in_exec, CellRefused), result.error_in_exec
+        (lines,) = self.tracebacks
+        assert not any("Traceback" in line for line in lines)
+        return "\n".join(lines)
+
+    @property
+    def bundles(self) -> list[dict[str, Any]]:
+        return [output["data"] for output in self.ip.display_pub.outputs]
+
+    @property
+    def ns(self) -> dict[str, Any]:
+        return self.ip.user_ns
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """Runs that would have been started; their host is this process."""
+    runs: list[Run] = []
+
+    def launch(store: Any, row: Any, **_: Any) -> None:
+        who = process_identity(os.getpid())
+        assert who is not None
+        store.start_attempt(
+            row.key, 1, host_pid=who.pid, host_start_time=who.start_time, boot_id=who.boot_id
+        )
+        runs.append(Run(store, row))
+
+    monkeypatch.setattr(nbtrain.jobs.launch, "launch", launch)
+    return runs
+
+
+@pytest.fixture
+def shell(home: Path, tmp_path: Path, launched: list[Run]) -> Iterator[Shell]:
+    shell = Shell(tmp_path / "ipython")
+    yield shell
+    shell.do("%unload_ext nbtrain")
+
+
+def test_the_first_cell_of_the_tour(shell: Shell, launched: list[Run]) -> None:
+    shell.do(FIRST)
+    (run,) = launched
+    assert shell.ns["run"] == run
+    assert run.name == "first"
+    assert run.plan["num_steps"] == 8
+    assert run.plan.base_model.slug == "nbtrain/tiny"
+    (bundle,) = shell.bundles
+    assert set(bundle) == {"text/plain", "text/html"}
+    assert run.id[:12] in bundle["text/html"]
+    assert shell.ip.display_pub.outputs[0]["transient"]["display_id"].startswith("nbtrain-")
+    assert stored.row_of(run).plan["text"].startswith("%%train --workload sums")
+
+
+def test_without_into_the_run_is_the_underscore(shell: Shell, launched: list[Run]) -> None:
+    shell.do("%%train --workload sums\n")
+    assert shell.ns["_"] == launched[0]
+    assert len(shell.bundles) == 1
+    assert shell.do("_.id") == launched[0].id
+
+
+def test_an_empty_body_and_comments_are_fine(shell: Shell, launched: list[Run]) -> None:
+    shell.do("%%train --workload sums # nothing else\n\n# only this\n")
+    shell.do('{"a": 1}')
+    shell.do("%%train\nworkload: sums\n\n# above\nnum_steps: 3   # trailing\n")
+    assert [run.progress.total_steps for run in launched] == [100, 3]
+
+
+def test_a_json_body(shell: Shell, launched: list[Run]) -> None:
+    shell.do('%%train\n{"workload": "sums", "num_steps": 3, "learning_rate": 1e-4}')
+    assert launched[0].plan["learning_rate"] == 1e-4
+
+
+def test_problems_are_shown_with_their_line_a_caret_and_no_traceback(
+    shell: Shell, launched: list[Run]
+) -> None:
+    told = shell.refuse(
+        "%%train --workload sums --nmae x\nnum_steps: 3\nlearnig_rate: 1e-4\nbatch_size: 0\n"
+    )
+    assert "unknown flag '--nmae', did you mean '--name'?" in told
+    assert "line 1, column 25" in told
+    told = shell.refuse(
+        "%%train --workload sums\nnum_steps: 3\nlearnig_rate: 1e-4\nbatch_size: 0\n"
+    )
+    lines = told.splitlines()
+    assert lines[0].startswith("nothing was started, 2 problems")
+    at = lines.index("    learnig_rate: 1e-4")
+    assert lines[at + 1] == "    ^"
+    assert "learning_rate" in lines[at - 1]
+    at = lines.index("    batch_size: 0")
+    assert lines[at + 1] == "                ^"
+    assert not launched
+
+
+def test_problems_of_the_line_have_their_place_on_it(shell: Shell) -> None:
+    cell = "%%train --workload sums --method sft --from abcdef --model nbtrain/tny\n"
+    told = shell.refuse(cell)
+    for word in ("sft", "abcdef", "nbtrain/tny"):
+        column = cell.index(word) + 1
+        assert f"(line 1, column {column})" in told
+
+
+def test_a_descriptor_is_refused_by_name(shell: Shell) -> None:
+    assert "not built yet" in shell.refuse("%%train --workload sums\nkind: run\n")
+
+
+@pytest.mark.parametrize("flag", ["--check", "--small", "--smoke"])
+def test_later_flags_are_refused_by_name(shell: Shell, flag: str) -> None:
+    assert f"{flag} is not built yet" in shell.refuse(f"%%train --workload sums {flag}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "body"),
+    [
+        ("--method grpo", "algorithm: gspo"),
+        ("--workload sums", "workload: other"),
+        ("--name a", "display_name: b"),
+        ("--weights-only --from abcd", "load_weights_only: false"),
+    ],
+)
+def test_what_is_stated_twice_must_be_equal(shell: Shell, line: str, body: str) -> None:
+    shell.do("import nbtrain; nbtrain.workload('other', tasks=[{'prompt': str(i)} for i in "
+             "range(40)], rewards=nbtrain.rewards.length(max_chars=3))")  # fmt: skip
+    assert "stated twice" in shell.refuse(f"%%train {line}\n{body}\n")
+
+
+def test_what_is_stated_twice_equally_is_fine(shell: Shell, launched: list[Run]) -> None:
+    shell.do(
+        "%%train --workload sums --method grpo --name a\nalgorithm: grpo\nworkload: sums\n"
+        "display_name: a\n"
+    )
+    assert launched[0].plan["algorithm"] == "grpo"
+
+
+def test_names_stand_for_objects_in_body_and_line(shell: Shell, launched: list[Run]) -> None:
+    shell.ns["rate"] = 3e-4
+    shell.ns["w"] = default_client().workloads.get("sums")
+    shell.do("%%train\nworkload: $w\nlearning_rate: $rate\n")
+    shell.do("%%train --workload $w --name $$five\n")
+    assert launched[0].plan["learning_rate"] == 3e-4
+    assert launched[1].name == "$five"
+
+
+def test_an_undefined_name_is_refused_with_its_place(shell: Shell) -> None:
+    shell.ns["best"] = 1
+    told = shell.refuse("%%train --workload sums --from $bset\nlearning_rate: $nothing_here\n")
+    assert "line 1, column 32" in told
+    assert "Did you mean $best?" in told
+    assert "line 2, column 16" in told
+
+
+def test_line_and_body_arrive_exactly_as_typed(shell: Shell, launched: list[Run]) -> None:
+    shell.ns.update(x=5, HOME="home")
+    shell.do("%%train --workload sums --name 'cost $HOME {x} it''s {100} 50%'\nnum_steps: 1\n")
+    assert launched[0].name == "cost $HOME {x} it's {100} 50%"
+
+
+@pytest.mark.parametrize("name", ["1x", "a.b", "class", "a b"])
+def test_into_needs_a_variable(shell: Shell, name: str) -> None:
+    assert "--into needs" in shell.refuse(f"%%train --workload sums --into '{name}'\n")
+
+
+def test_a_dry_run_starts_nothing(shell: Shell, launched: list[Run]) -> None:
+    shell.do("%%train --workload sums --dry-run --into plan\nnum_steps: 3\n")
+    assert not launched
+    assert shell.ns["plan"].config["num_steps"] == 3
+    (bundle,) = shell.bundles
+    assert "num_steps" in bundle["text/html"]
+    assert not default_client().training.runs.list().items
+
+
+def test_a_named_cell_run_again_attaches(shell: Shell, launched: list[Run]) -> None:
+    shell.do(FIRST)
+    shell.do(FIRST.replace("--into run", "--into again"))
+    assert len(launched) == 1
+    assert shell.ns["again"] == shell.ns["run"]
+    assert "attached to run first" in shell.bundles[0]["text/plain"]
+    stored.finish(launched[0], Phase.FAILED, failure="it broke")
+    shell.do(FIRST)
+    assert len(launched) == 1
+    assert "it broke" in shell.bundles[0]["text/plain"]
+    shell.do(FIRST.replace("num_steps: 8", "num_steps: 9"))
+    shell.do(FIRST.replace("num_steps: 8", "num_steps: 9").replace("--into", "--new --into"))
+    assert len(launched) == 3
+    assert {run.name for run in launched} == {"first"}
+
+
+def test_a_cell_without_a_name_trains_again(shell: Shell, launched: list[Run]) -> None:
+    for _ in range(2):
+        shell.do("%%train --workload sums\n")
+    assert len(launched) == 2
+
+
+def test_going_on_from_a_checkpoint_says_what_is_inherited(
+    shell: Shell, launched: list[Run]
+) -> None:
+    shell.do(FIRST)
+    run = launched[0]
+    stored.train(run)
+    stored.validate(run, 4, 0.5)
+    stored.save(run, 4)
+    shell.ns["best"] = run.best()
+    shell.do("%%train --from $best --into more\nnum_steps: 20\n")
+    more = launched[1]
+    assert (more.plan.start_step, more.plan.total_steps) == (4, 24)
+    told = shell.bundles[0]["text/plain"]
+    assert f"goes on from checkpoint {run.best().checkpoint_id[:12]}" in told
+    assert "batch_size 2" in told
+    assert "step 4 to 24, 20 updates, learning rate" in told
+    shell.do("%%train --from $best --weights-only\nnum_steps: 20\n")
+    assert launched[2].plan.start_step == 0
+
+
+def test_wait_fails_the_cell_when_the_run_failed(
+    shell: Shell, launched: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_soon() -> None:
+        while not launched:
+            pass
+        stored.finish(launched[0], Phase.FAILED, failure="the rank was killed by signal 9")
+
+    threading.Thread(target=fail_soon, daemon=True).start()
+    result = shell.run(FIRST.replace("--into", "--wait --into"))
+    assert isinstance(result.error_in_exec, CellError)
+    assert "killed by signal 9" in str(result.error_in_exec)
+    assert shell.ns["run"].status == "failed"
+    assert "killed by signal 9" in shell.bundles[-1]["text/plain"]
+
+
+def test_interrupting_the_wait_detaches(shell: Shell, launched: list[Run]) -> None:
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    result = shell.run(FIRST.replace("--into", "--wait --into"))
+    assert isinstance(result.error_in_exec, Detached)
+    (lines,) = shell.tracebacks
+    assert "%train cancel first" in lines[0]
+    assert launched[0].status == "pending"
+
+
+def test_train_alone_is_one_line(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.do("%train") is None
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_the_line_magic(
+    shell: Shell, launched: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(shell.do("%train list").columns)[:3] == ["run_id", "name", "status"]
+    shell.do(FIRST)
+    run = launched[0]
+    listed = shell.do("%train list --limit 5")
+    assert isinstance(listed, pd.DataFrame)
+    assert listed["name"].tolist() == ["first"]
+    for ref in ("first", run.id[:8], "$run", "'first'"):
+        assert shell.do(f"%train show {ref}") == run
+    stored.train(run)
+    stored.save(run, 0)
+    assert shell.do("%train checkpoints first")["step_index"].tolist() == [0]
+    shell.do("%train watch first  # in place")
+    assert run.id[:12] in shell.bundles[0]["text/plain"]
+    shell.do("%train cancel first")
+    assert "its checkpoints stay" in capsys.readouterr().out
+    assert [c["command"] for c in run._store.commands(run._key)] == ["cancel"]
+    stored.finish(run)
+    shell.do("%train cancel first")
+    assert "over already" in capsys.readouterr().out
+
+
+def test_wait_on_the_line(shell: Shell, launched: list[Run]) -> None:
+    shell.do(FIRST)
+    result = shell.run("%train wait first --timeout 0.2")
+    assert "it goes on" in str(result.error_in_exec)
+    stored.finish(launched[0], Phase.CANCELLED)
+    assert "was cancelled" in str(shell.run("%train wait first").error_in_exec)
+
+
+def test_options_are_listed(shell: Shell) -> None:
+    table = shell.do("%train options nbtrain/tiny").set_index("name")
+    assert table.loc["num_steps", "max"] == 100_000
+    assert "val_num_tasks" in shell.do("%train options --mode evaluation")["name"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("shwo first", "did you mean 'show'?"),
+        ("doctor", "%train doctor is not built yet"),
+        ("pause first", "%train pause is not built yet"),
+        ("show", "%train show takes a run"),
+        ("show a b", "found 2 words"),
+        ("list first", "no more words"),
+        ("show first --timeout 3", "%train show has no flag --timeout"),
+        ("wait first --timeout soon", "--timeout needs a number"),
+        ("options --mode both", "--mode is 'both'"),
+        ("show $nothing", "the name $nothing is not defined"),
+        ("list --limt 3", "did you mean '--limit'?"),
+    ],
+)
+def test_a_wrong_line_is_refused(shell: Shell, line: str, told: str) -> None:
+    assert told in shell.refuse(f"%train {line}")
+
+
+def test_an_unknown_run_is_told_in_a_sentence(shell: Shell) -> None:
+    result = shell.run("%train show nothing")
+    assert isinstance(result.error_in_exec, CellError)
+    assert shell.tracebacks[0] == [str(result.error_in_exec)]
+
+
+def test_help_shows_the_flags(shell: Shell) -> None:
+    text = shell.ip.object_inspect("%%train")["docstring"]
+    for flag in ("--workload", "--from", "--dry-run", "--into"):
+        assert flag in text
+    assert "%train list" in str(shell.ip.find_line_magic("train").__doc__)
+
+
+def test_unloading_takes_everything_away(shell: Shell, launched: list[Run]) -> None:
+    shell.do(FIRST)
+    shell.do("%unload_ext nbtrain")
+    assert shell.ip.find_cell_magic("train") is None
+    assert not [t for t in threading.enumerate() if t.name == "nbtrain-poller"]
+    shell.do("%load_ext nbtrain")
+    shell.do(FIRST)
+
+
+def test_a_client_of_another_home_is_another_client(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = default_client()
+    assert default_client() is here
+    monkeypatch.setenv("NBTRAIN_HOME", str(tmp_path / "other"))
+    assert default_client() is not here
+    assert isinstance(here, Client)
