@@ -9,6 +9,7 @@ as a notebook does. The promise: at most 2 ms and 20 µs per trajectory.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import random
 import string
@@ -104,6 +105,12 @@ class Steps:
         }
 
 
+@functools.cache
+def made_up_steps() -> Steps:
+    """The steps that everything here writes; making up the words takes longer than writing."""
+    return Steps()
+
+
 def new_writer(store: Store) -> RunWriter:
     """The writer of a fresh run in TRAINING."""
     resolved = {
@@ -123,7 +130,7 @@ def new_writer(store: Store) -> RunWriter:
 
 def measure(store: Store, trajectories: int, steps: int) -> Cost:
     """Commit ``steps`` steps and return what one of them cost this process."""
-    writer, made, costs = new_writer(store), Steps(), []
+    writer, made, costs = new_writer(store), made_up_steps(), []
     for number in range(1, steps + 1):
         row = made.step(number)
         groups = [made.group(number, n) for n in range(trajectories // GROUP)]
@@ -135,24 +142,25 @@ def measure(store: Store, trajectories: int, steps: int) -> Cost:
     return Cost(trajectories, costs[steps // 2], sum(costs) / steps)
 
 
-def _watch(home: Path, run_key: int, seen: Connection) -> None:
+def _watch(home: Path, run_key: int, steps: int, seen: Connection) -> None:
     """Poll a run's steps as a notebook does and send each step with the time it was seen at."""
     store, after = open_store(home), 0
     seen.send("ready")
-    while after < 10:
+    while steps:
         for row in store.steps(run_key, after):
             seen.send((row["step"], time.time()))
             after = row["id"]
+            steps -= 1
         time.sleep(POLL_SECONDS)
 
 
 def delays(home: Path, steps: int = 10) -> list[float]:
     """Seconds from the end of each commit until another process at 4 Hz has the row."""
     store = open_store(home)
-    writer, made = new_writer(store), Steps()
+    writer, made = new_writer(store), made_up_steps()
     mine, theirs = multiprocessing.get_context("spawn").Pipe(duplex=False)
     watcher = multiprocessing.get_context("spawn").Process(
-        target=_watch, args=(home, writer.run_key, theirs), daemon=True
+        target=_watch, args=(home, writer.run_key, steps, theirs), daemon=True
     )
     watcher.start()
     mine.recv()

@@ -1,0 +1,25 @@
+"""The promises about writing to the store, loosely: in CPU seconds, the best of a few tries.
+
+``python tests/benchmarks/store_write.py`` prints the figures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_write import delays, measure
+
+from nbtrain.store import open_store
+
+
+@pytest.mark.parametrize("trajectories", [0, 64, 256])
+def test_a_step_costs_at_most_2_ms_and_20_us_per_trajectory(home: Path, trajectories: int) -> None:
+    with open_store() as store:
+        costs = [measure(store, trajectories, 20) for _ in range(5)]
+    best = min(costs, key=lambda cost: cost.median)
+    assert best.median <= best.bar
+
+
+def test_a_committed_step_is_seen_by_another_process_within_a_second(home: Path) -> None:
+    assert max(delays(home, 5)) <= 1.0
