@@ -7,15 +7,20 @@ of bf16 safetensors. What is already there is left alone, so the command can be 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.catalog.digests import FileDigests
+from nbtrain.catalog.folders import weight_files
 from nbtrain.catalog.repositories import split_location
-from nbtrain.errors import NotFound
+from nbtrain.errors import NbtrainError, NotFound, Problem, Refused
 from nbtrain.plan.resolved import BaseModelRef, ResolvedPlan
 
 if TYPE_CHECKING:
@@ -62,10 +67,19 @@ def prepare(resolved: ResolvedPlan | BaseModelRef, home: Path) -> Path:
             print(f"downloading {model.location}", flush=True)
             _snapshot(model.location, local_only=False)
         elif model.kind == "gguf":
+            _check_unchanged(model, home)
             convert_gguf(Path(model.location), _converted(model, home))
     folder = weights_folder(model, home)
     print(f"{model.slug} is ready in {folder}", flush=True)
     return folder
+
+
+def _check_unchanged(model: BaseModelRef, home: Path) -> None:
+    source = Path(model.location)
+    digests = FileDigests(home / "base_models" / "digests.json")
+    if source.is_file() and digests.sha256(source) != model.fingerprint:
+        msg = f"{source} has changed since the plan was made; start the run again"
+        raise NotFound(msg)
 
 
 def _converted(model: BaseModelRef, home: Path) -> Path:
@@ -105,9 +119,6 @@ def _snapshot(location: str, *, local_only: bool) -> Path | None:
 
 def _complete(folder: Path) -> bool:
     """Whether every weight file that the folder's index names is there."""
-    from nbtrain.catalog.folders import weight_files
-    from nbtrain.errors import Refused
-
     try:
         return bool(weight_files(folder))
     except Refused:
@@ -118,29 +129,36 @@ def convert_gguf(source: Path, target: Path) -> None:
     """Write the GGUF file ``source`` as a folder of bf16 safetensors with tokenizer and template.
 
     Weights are dequantised. The folder appears whole or not at all: it is written beside
-    ``target`` and renamed. Raises ``NotFound`` when ``source`` is gone.
+    ``target`` and renamed. A second process that wants the same folder waits for the first.
+    Raises ``NotFound`` when ``source`` is gone, ``Refused`` when transformers cannot read it.
     """
     if not source.is_file():
         msg = f"the GGUF file {source} is gone"
         raise NotFound(msg)
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    print(f"converting {source.name} to bf16 safetensors", flush=True)
-    half = Path(tempfile.mkdtemp(prefix=f".{target.name[:12]}-", dir=target.parent))
-    try:
-        _write_converted(source, half)
-        _flush(half)
-        _rename_into_place(half, target)
-    finally:
-        shutil.rmtree(half, ignore_errors=True)
+    prefix = f".{target.name[:12]}-"
+    with _alone(target.parent / f"{prefix}lock"):
+        if (target / "config.json").is_file():
+            return
+        for left_over in target.parent.glob(f"{prefix}half-*"):  # of a killed conversion
+            shutil.rmtree(left_over, ignore_errors=True)
+        print(f"converting {source.name} to bf16 safetensors", flush=True)
+        half = Path(tempfile.mkdtemp(prefix=f"{prefix}half-", dir=target.parent))
+        try:
+            _write_converted(source, half)
+            _flush(half)
+            half.rename(target)
+        finally:
+            shutil.rmtree(half, ignore_errors=True)
 
 
-def _rename_into_place(half: Path, target: Path) -> None:
-    try:
-        half.rename(target)
-    except OSError:
-        # Another run converted the same file meanwhile: its folder is as good as this one.
-        if not (target / "config.json").is_file():
-            raise
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold a lock that no other process holds; it ends with this process, however that ends."""
+    # The file stays: removing it could let two in, one with the old file and one with a new one.
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _flush(folder: Path) -> None:
@@ -157,10 +175,16 @@ def _write_converted(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    except Exception as error:  # transformers raises what it comes across in the file
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        message = f"{source} cannot be converted: {reason}"
+        raise Refused([Problem("base_model_slug", message)]) from error
     print(f"read {model.num_parameters():,} parameters", flush=True)
     _unquantised(model).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _unquantised(model: PreTrainedModel) -> PreTrainedModel:
@@ -181,7 +205,6 @@ def _unquantised(model: PreTrainedModel) -> PreTrainedModel:
 
 def main(arguments: list[str] | None = None) -> int:
     """Prepare the base model of one run; exit status 1 with a sentence when that fails."""
-    from nbtrain.errors import NbtrainError
     from nbtrain.store import open_store
 
     parser = argparse.ArgumentParser(description=main.__doc__)

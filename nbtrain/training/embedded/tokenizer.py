@@ -1,6 +1,6 @@
 """The embedded model's tokenizer: every byte is a token, and so are a few phrases.
 
-Any text round-trips. Phrases keep the replies of the built-in tasks at about six tokens.
+Any text round-trips. Phrases keep the replies of the built-in tasks at about five tokens.
 """
 
 from __future__ import annotations
