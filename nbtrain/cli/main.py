@@ -1,0 +1,58 @@
+"""``nbtrain``: the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import nbtrain
+from nbtrain.errors import NbtrainError
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="nbtrain",
+    help="Train language models from a notebook; runs go on in background kernel processes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DETACHED = 130  # what a shell expects of a program that an interrupt ended
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"nbtrain {nbtrain.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train language models from a notebook; runs go on in background kernel processes."""
+
+
+@app.command()
+def quickstart() -> None:
+    """Train the embedded model on the sample workload, pick the best checkpoint, resume it.
+
+    A real run of about two minutes on two CPU cores, without a network. An interrupt only
+    detaches: the run goes on in the background.
+    """
+    from nbtrain.cli import quickstart as command
+    from nbtrain.client import Detached
+
+    try:
+        command.main()
+    except Detached as error:
+        typer.echo(f"\n{error}", err=True)
+        raise typer.Exit(DETACHED) from None
+    except (NbtrainError, LookupError) as error:
+        typer.echo(f"\n{error}", err=True)
+        raise typer.Exit(1) from None
