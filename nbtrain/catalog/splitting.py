@@ -80,11 +80,13 @@ def split_tasks(
         return _split(tasks, [], "all tasks train; none is held out, as validation is off")
     if fraction == 0:
         return _split(tasks, [], "all tasks train; the workload holds none out")
-    held_out = _below(fraction, {task.prompt_key for task in tasks})
+    keys = [task.prompt_key for task in tasks]
+    held_out = _below(fraction, set(keys))
     if not held_out:
         return _split(tasks, [], "all tasks train; with one distinct prompt none can be held out")
-    train = [task for task in tasks if task.prompt_key not in held_out]
-    out = [task for task in tasks if task.prompt_key in held_out]
+    keyed = list(zip(tasks, keys, strict=True))
+    train = [task for task, key in keyed if key not in held_out]
+    out = [task for task, key in keyed if key in held_out]
     share = f"{fraction:.0%}" if round(fraction * 100) == fraction * 100 else f"{fraction:g}"
     text = f"{len(out)} of {len(tasks)} tasks held out by the hash of their prompts (aim {share})"
     return _split(train, out, text)
