@@ -55,7 +55,7 @@ class Reader(Finder):
         ``columns`` narrows the rows; ``step``, ``avg_reward``, ``used_reward`` and ``attempt``
         alone are read from an index, in the order of steps, without touching the metrics.
         """
-        return self._after(tables.steps, run_key, after, limit, columns, superseded)
+        return _dicts(self._select(tables.steps, run_key, after, limit, columns, superseded))
 
     def rewards(self, run_key: int, after: int = 0) -> list[Row]:
         """The reward history in the order of steps: id, attempt, step, avg_reward, used_reward."""
@@ -74,7 +74,9 @@ class Reader(Finder):
     ) -> list[Row]:
         """Group rows, of one step if ``step`` is given."""
         rules = [] if step is None else [tables.groups.c.step == step]
-        return self._after(tables.groups, run_key, after, limit, columns, superseded, rules)
+        return _dicts(
+            self._select(tables.groups, run_key, after, limit, columns, superseded, rules)
+        )
 
     def trajectories(
         self,
@@ -96,7 +98,9 @@ class Reader(Finder):
         rules = [] if step is None else [table.c.step == step]
         if split is not None:
             rules.append(_of_split(split))
-        return self._after(table, run_key, after, limit, columns, superseded, rules, newest=newest)
+        return _dicts(
+            self._select(table, run_key, after, limit, columns, superseded, rules, newest=newest)
+        )
 
     def trajectory_chunks(
         self,
@@ -112,13 +116,15 @@ class Reader(Finder):
         Each chunk is a transaction of its own, so that a reader of a million rows holds up
         nobody. The first column of every tuple is the row's ``id``.
         """
+        table = tables.trajectories
+        rules = [] if split is None else [_of_split(split)]
         wanted = ("id", *columns)
         while True:
-            rows = self.trajectories(run_key, after, split=split, limit=size, columns=wanted)
+            _, rows = self._select(table, run_key, after, size, wanted, False, rules)
             if not rows:
                 return
-            yield [tuple(row[name] for name in wanted) for row in rows]
-            after = rows[-1]["id"]
+            yield rows
+            after = rows[-1][0]
 
     def trajectory_count(self, run_key: int, *, split: str | None = None) -> int:
         """How many trajectories stand in the store for this run, superseded ones left out."""
@@ -150,25 +156,27 @@ class Reader(Finder):
         self, run_key: int, after: int = 0, *, superseded: bool = False
     ) -> list[Row]:
         """Validation rounds."""
-        return self._after(tables.validation_rounds, run_key, after, None, None, superseded)
+        return _dicts(
+            self._select(tables.validation_rounds, run_key, after, None, None, superseded)
+        )
 
     def phases(self, run_key: int, after: int = 0) -> list[Row]:
         """Every phase the run has entered, with time and message."""
-        return self._after(tables.phases, run_key, after)
+        return _dicts(self._select(tables.phases, run_key, after))
 
     def attempts(self, run_key: int) -> list[Row]:
         """The run's attempts, oldest first."""
-        return self._after(tables.attempts, run_key)
+        return _dicts(self._select(tables.attempts, run_key))
 
     def commands(self, run_key: int, *, unhandled: bool = True) -> list[Row]:
         """Control commands, oldest first; by default those that nobody has handled yet."""
         table = tables.commands
         rules = [table.c.handled_at.is_(None)] if unhandled else []
-        return self._after(table, run_key, rules=rules)
+        return _dicts(self._select(table, run_key, 0, None, None, True, rules))
 
     # --- inside ---------------------------------------------------------------------------
 
-    def _after(
+    def _select(
         self,
         table: Table,
         run_key: int,
@@ -179,19 +187,24 @@ class Reader(Finder):
         rules: Sequence[ColumnElement[bool]] = (),
         *,
         newest: bool = False,
-    ) -> list[Row]:
+    ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Names of the columns, and the rows, oldest first."""
         wanted = [table.c[name] for name in columns] if columns else list(table.c)
         query = select(*wanted).where(table.c.run == run_key, *rules).limit(limit)
         if after:
             query = query.where(table.c.id > after)
-        if not superseded and "superseded" in table.c:
+        if not superseded:
             query = query.where(table.c.superseded.is_(False))
         query = query.order_by(*_order(table, wanted, after, newest))
         with self.database.reading() as connection:
             result = connection.execute(query)
-            names = tuple(result.keys())
-            rows = [dict(zip(names, row, strict=True)) for row in result]
-        return rows[::-1] if newest else rows
+            rows = [tuple(row) for row in result]
+        return tuple(result.keys()), rows[::-1] if newest else rows
+
+
+def _dicts(found: tuple[tuple[str, ...], list[tuple[Any, ...]]]) -> list[Row]:
+    names, rows = found
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 _REWARD_INDEX = {"id", "run", "step", "superseded", "attempt", "avg_reward", "used_reward"}
