@@ -72,22 +72,34 @@ class CausalForward:
         names = inspect.signature(inner.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
         self._extra = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
-        self._modules: list[nn.Module] = []
+        self._states: list[dict[str, Any]] = []
         self.device = next(model.parameters()).device
         self.refresh()
         with self.inference():
-            self.shape, self.vocabulary = self._learn()
+            try:
+                self.shape, self.vocabulary = self._learn()
+                gap = self._gap()
+            except (TypeError, ValueError, RuntimeError, AttributeError) as exc:
+                msg = f"the model cannot be run with the ragged sampler's cache: {exc}"
+                raise ValueError(msg) from exc
+        limit = 0.1 if self.shape.dtype.itemsize < 4 else 1e-3
+        if not gap <= limit:
+            msg = (
+                f"the model's logits change by {gap:.2g} of their size (allowed: {limit}) when "
+                f"it decodes with the ragged sampler's cache"
+            )
+            raise ValueError(msg)
 
     def refresh(self) -> None:
         """Take in modules added to the model since (an adapter loaded later, say)."""
-        self._modules = list(self._model.modules())
+        self._states = [module.__dict__ for module in self._model.modules()]
 
     @contextmanager
     def inference(self) -> Iterator[None]:
         """No gradients and every module in eval mode; afterwards each is as it was."""
         # Written past nn.Module's own attribute logic: model.eval() and .train() cost as much
         # as a tenth of a small model's forward pass, each.
-        training = [module.__dict__ for module in self._modules if module.training]
+        training = [state for state in self._states if state["training"]]
         for state in training:
             state["training"] = False
         try:
@@ -133,45 +145,33 @@ class CausalForward:
         )
         return PromptBlock(buffers, lengths.numpy(), logits)
 
-    def verify(self) -> None:
-        """Raise ``ValueError`` unless logits with our cache are the model's own without one.
+    def _learn(self) -> tuple[KvShape, int]:
+        cache = ShapeCache()
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        logits = self(ids, None, ids, cache)
+        shape = cache.shape()
+        if shape is None:
+            msg = "not every layer keeps plain keys and values"
+            raise ValueError(msg)
+        return shape, logits.shape[-1]
+
+    def _gap(self) -> float:
+        """How far logits with our cache are from the model's own without one, relatively.
 
         Catches what no configuration tells: positions taken from elsewhere than
         ``position_ids``, attention biases of the model's own, a cache used in another way.
         """
         step = max(1, self.vocabulary // 7)
         long = tuple(place * step % self.vocabulary for place in range(6))
-        short = long[3:5]
-        with self.inference():
-            own = [
-                self._model(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]
-                for ids in (long, (*short, long[0]))
-            ]
-            store = KvStore(self.shape)
-            store.append(self.prefill([long[:-1], short]), [0, 1], 2, 64)
-            cache, mask, positions = store.decode_cache(2, 64)
-            last = torch.tensor([[long[-1]], [long[0]]], device=self.device)
-            ours = self(last, mask, torch.from_numpy(positions).to(self.device), cache)
-            expected = torch.stack(own).double()
-            gap = (ours.double() - expected).norm() / (expected - expected.mean()).norm()
-        limit = 0.1 if self.shape.dtype.itemsize < 4 else 1e-3
-        if not gap <= limit:
-            msg = (
-                f"the model's logits change by {gap:.2g} of their size (allowed: {limit}) when "
-                f"it decodes with the ragged sampler's cache"
-            )
-            raise ValueError(msg)
-
-    def _learn(self) -> tuple[KvShape, int]:
-        cache = ShapeCache()
-        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        try:
-            logits = self(ids, None, ids, cache)
-        except Exception as exc:
-            msg = f"the model cannot be run with the ragged sampler's cache: {exc}"
-            raise ValueError(msg) from exc
-        shape = cache.shape()
-        if shape is None:
-            msg = "the model does not keep plain keys and values in every layer"
-            raise ValueError(msg)
-        return shape, logits.shape[-1]
+        short = (*long[3:5], long[0])
+        own = [
+            self._model(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]
+            for ids in (long, short)
+        ]
+        store = KvStore(self.shape)
+        store.append(self.prefill([long[:-1], short[:-1]]), [0, 1], 2, 64)
+        cache, mask, positions = store.decode_cache(2, 64)
+        last = torch.tensor([long[-1:], short[-1:]], device=self.device)
+        ours = self(last, mask, torch.from_numpy(positions).to(self.device), cache)
+        expected = torch.stack(own).double()
+        return float((ours.double() - expected).norm() / (expected - expected.mean()).norm())

@@ -99,7 +99,6 @@ class RaggedSampler:
             msg = f"slots is {slots} and must be at least 1, max_context {max_context} at least 2"
             raise ValueError(msg)
         self._forward = CausalForward(model, max_context, pad_id or 0)
-        self._forward.verify()
         self._slots = slots
         self._max_context = max_context
         self._budget = math.inf
