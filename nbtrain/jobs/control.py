@@ -24,7 +24,7 @@ def request_cancel(store: Store, run: StoredRun) -> bool:
     if run.ended_for_good:
         return False
     # Asking twice is one request.
-    if not any(row["command"] == "cancel" for row in store.commands(run.key, unhandled=False)):
+    if not any(row["command"] == "cancel" for row in store.commands(run.key)):
         store.request(run.key, "cancel")
     attempt = next(row for row in store.attempts(run.key) if row["number"] == run.attempt)
     if attempt["connection_file"] and attempt["hostname"] == socket.gethostname():

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,16 +17,10 @@ from pathlib import Path
 from nbtrain.jobs.children import Child
 from nbtrain.jobs.environment import available_cores, has_gpu, rank_environment, rank_threads
 from nbtrain.jobs.exits import Exit, explain, verdict
+from nbtrain.jobs.family import Family
 from nbtrain.plan.phases import TERMINAL, Phase
-from nbtrain.processes import (
-    Identity,
-    descendants,
-    mark_of,
-    process_identity,
-    reap_orphans,
-    stop_tree,
-)
-from nbtrain.store import Store, StoredRun
+from nbtrain.processes import Identity, mark_of
+from nbtrain.store import Row, Store, StoredRun
 from nbtrain.training.outcome import Outcome, read_outcome
 
 __all__ = ["RANK_MODULE", "Limits", "Supervisor"]
@@ -82,13 +74,13 @@ class Supervisor:
         self._limits = limits or Limits()
         self._folder = store.run_folder(run.run_id)
         self._mark = mark_of(run.run_id, run.attempt)
+        self._family = Family(self._mark)
+        self._began = time.time()
         self._wake = threading.Event()
         self._signalled = False
         self._cancelled_at: float | None = None
         self._answered = False
         self._stopped = False
-        self._child: Child | None = None
-        self._guardian: subprocess.Popen[bytes] | None = None
         self._due: dict[str, float] = {}
 
     # --- from other threads -------------------------------------------------------------------
@@ -111,7 +103,7 @@ class Supervisor:
         Never raises for what happens to the job: that becomes the run's failure.
         """
         try:
-            self._watch_over()
+            self._family.watch_over()
             outcome = self._work()
         except LostRunError as lost:
             log.warning("%s", lost)
@@ -122,6 +114,7 @@ class Supervisor:
             outcome = Outcome("failed", None, f"the host failed: {type(error).__name__}: {error}")
         self._insist(lambda: self._move(Phase.CLEANING_UP))
         self._sweep()
+        self._quietly(self._answer_cancels)
         phase = Phase[outcome.result.upper()]
         moved = self._insist(
             lambda: self._move(phase, ended=outcome.ended, failure=outcome.failure)
@@ -185,10 +178,12 @@ class Supervisor:
     def _start(self, module: str, log_name: str, env: Mapping[str, str], *more: str) -> Child:
         logs = self._folder / "logs"
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        argv = [*_python(), "-m", module, "--run", self._run.run_id, *more]
-        self._child = Child(argv, env=env, cwd=self._folder, log=logs / log_name)
-        log.info("started %s as pid %d", module, self._child.pid)
-        return self._child
+        arguments = ["--run", self._run.run_id, *more]
+        child = self._family.start(
+            module, arguments, env=env, cwd=self._folder, log=logs / log_name
+        )
+        log.info("started %s as pid %d", module, child.pid)
+        return child
 
     # --- watching -------------------------------------------------------------------------------
 
@@ -214,11 +209,13 @@ class Supervisor:
 
     def _beat(self) -> None:
         """Everything that happens now and then; a store that refuses must not end the watch."""
+        if self._signalled:
+            self._note_cancel()
         try:
             if self._is_due("heartbeat", self._limits.heartbeat):
                 self._store.heartbeat(self._run.key, self._run.attempt, "host")
                 self._check_ours()
-                self._watch_over()
+                self._family.watch_over()
             if self._is_due("commands", self._limits.commands):
                 self._look_at_commands()
         except LostRunError:
@@ -227,15 +224,27 @@ class Supervisor:
             log.warning("the store cannot be used: %s: %s", type(error).__name__, error)
 
     def _look_at_commands(self) -> None:
-        rows = self._store.commands(self._run.key, unhandled=False)
-        cancels = [row for row in rows if row["command"] == "cancel"]
+        cancels = self._cancels()
         if self._signalled and not cancels:
             self._store.request(self._run.key, "cancel", by="signal")
-        if cancels or self._signalled:
+        if cancels:
             self._answered = any(row["handled_at"] is not None for row in cancels)
-            if self._cancelled_at is None:
-                log.info("cancelled")
-                self._cancelled_at = time.monotonic()
+            self._note_cancel()
+
+    def _note_cancel(self) -> None:
+        if self._cancelled_at is None:
+            log.info("cancelled")
+            self._cancelled_at = time.monotonic()
+
+    def _cancels(self) -> list[Row]:
+        """Requests to cancel this attempt, answered ones too; not those an earlier one answered."""
+        rows = self._store.commands(self._run.key, unhandled=False)
+        mine = [row for row in rows if (row["handled_at"] or self._began) >= self._began]
+        return [row for row in mine if row["command"] == "cancel"]
+
+    def _answer_cancels(self) -> None:
+        for row in self._cancels():
+            self._store.handled(row["id"])
 
     def _check_ours(self) -> None:
         run = self._store.run(self._run.key)
@@ -252,19 +261,9 @@ class Supervisor:
 
     # --- stopping -------------------------------------------------------------------------------
 
-    def _watch_over(self) -> None:
-        """Have a guardian: it cleans up should this process be killed."""
-        if self._guardian is None or self._guardian.poll() is not None:
-            # Its standard input ends when this process does, whatever ends it.
-            self._guardian = subprocess.Popen(
-                [*_python(), "-m", "nbtrain.jobs.guardian", self._mark],
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-            )
-
     def _sweep(self) -> None:
         """Stop whatever is left of the job; at its normal end nothing is."""
-        left = [one for one in descendants() if one.pid != self._guardian_pid]
+        left = self._family.left()
         if left:
             log.info("stopping %d left-over processes", len(left))
         survivors = self._stop(1.0 if self._stopped else self._limits.term)
@@ -272,23 +271,11 @@ class Supervisor:
             log.error("could not be stopped: %s", [one.pid for one in survivors])
 
     def _stop(self, grace: float) -> list[Identity]:
-        me = process_identity()
-        roots = [] if me is None else [me]
-        spare = {self._guardian_pid}
-        return stop_tree(roots, grace=grace, mark=self._mark, spare=spare, on_poll=self._reap)
+        def beat() -> None:
+            if self._is_due("heartbeat", self._limits.heartbeat):
+                self._quietly(lambda: self._store.heartbeat(self._run.key, self._run.attempt))
 
-    def _reap(self) -> None:
-        own = {self._guardian_pid}
-        if self._child is not None:
-            own.add(self._child.pid)
-            self._child.poll()
-        reap_orphans(own)
-        if self._is_due("heartbeat", self._limits.heartbeat):
-            self._quietly(lambda: self._store.heartbeat(self._run.key, self._run.attempt))
-
-    @property
-    def _guardian_pid(self) -> int:
-        return self._guardian.pid if self._guardian is not None else -1
+        return self._family.stop(grace, beat)
 
     # --- the store ------------------------------------------------------------------------------
 
@@ -321,11 +308,6 @@ class Supervisor:
                 if time.monotonic() >= end:
                     return False
                 time.sleep(1.0)
-
-
-def _python() -> list[str]:
-    # -P: the run's folder, which is the working folder, must not be searched for modules.
-    return [sys.executable, "-X", "utf8", "-P"]
 
 
 def _weights_missing(model: Mapping[str, object], home: Path) -> bool:

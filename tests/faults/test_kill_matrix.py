@@ -237,6 +237,7 @@ def test_cancel_stops_a_rank_that_does_not_react(store: Store, training: Start) 
     ended = wait_phase(store, run, Phase.CANCELLED, seconds=15.0)
     nothing_left(store, run, max(0.1, 15.0 - (time.monotonic() - asked)))
     assert "did not stop by itself" in (ended.ended or "")
+    assert store.commands(run.key) == []
     assert store.attempts(run.key)[-1]["exit_code"] == -9
 
 
