@@ -13,7 +13,8 @@ import torch
 from nbtrain.training import checkpoints
 from nbtrain.training.checkpoints import CheckpointError, Identity
 
-IDENTITY = Identity("a" * 64, 1, 10, "nbtrain/tiny", "f" * 64, "w" * 64, "c" * 64)
+FITS = {"base_fingerprint": "f" * 64, "tokenizer_fingerprint": "t" * 64}
+IDENTITY = Identity("a" * 64, 1, 10, "nbtrain/tiny", "f" * 64, "t" * 64, "w" * 64, "c" * 64)
 
 
 def write(folder: Path, **changes: Any) -> checkpoints.Saved:
@@ -28,7 +29,7 @@ def write(folder: Path, **changes: Any) -> checkpoints.Saved:
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     saved = write(tmp_path)
-    loaded = checkpoints.load(saved.path, base_fingerprint="f" * 64, training_state=True)
+    loaded = checkpoints.load(saved.path, **FITS, training_state=True)
     assert torch.equal(loaded.adapter["lora_A.weight"], torch.arange(6.0).reshape(2, 3))
     assert loaded.optimizer is not None
     assert torch.equal(loaded.optimizer["lora_A|exp_avg"], torch.ones(2, 3))
@@ -47,7 +48,19 @@ def test_files_are_private(tmp_path: Path) -> None:
 def test_another_base_model_is_refused(tmp_path: Path) -> None:
     saved = write(tmp_path)
     with pytest.raises(CheckpointError, match="trained on base model nbtrain/tiny"):
-        checkpoints.load(saved.path, base_fingerprint="0" * 64, training_state=True)
+        checkpoints.load(
+            saved.path,
+            base_fingerprint="0" * 64,
+            tokenizer_fingerprint="t" * 64,
+            training_state=True,
+        )
+    with pytest.raises(CheckpointError, match="another tokenizer"):
+        checkpoints.load(
+            saved.path,
+            base_fingerprint="f" * 64,
+            tokenizer_fingerprint="0" * 64,
+            training_state=True,
+        )
 
 
 @pytest.mark.parametrize("name", [*checkpoints.WEIGHT_FILES, *checkpoints.STATE_FILES])
@@ -62,16 +75,16 @@ def test_every_file_is_verified(tmp_path: Path, name: str, damage: str) -> None:
         data[-2] ^= 1
         path.write_bytes(bytes(data))
     with pytest.raises(CheckpointError, match=name):
-        checkpoints.load(saved.path, base_fingerprint="f" * 64, training_state=True)
+        checkpoints.load(saved.path, **FITS, training_state=True)
 
 
 def test_weights_load_without_their_training_state(tmp_path: Path) -> None:
     saved = write(tmp_path)
     checkpoints.drop_training_state(saved.path)
-    loaded = checkpoints.load(saved.path, base_fingerprint="f" * 64, training_state=False)
+    loaded = checkpoints.load(saved.path, **FITS, training_state=False)
     assert loaded.state is None
     with pytest.raises(CheckpointError, match="cannot be read"):
-        checkpoints.load(saved.path, base_fingerprint="f" * 64, training_state=True)
+        checkpoints.load(saved.path, **FITS, training_state=True)
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +97,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         write(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
-    checkpoints.load(first.path, base_fingerprint="f" * 64, training_state=True)
+    checkpoints.load(first.path, **FITS, training_state=True)
 
 
 def test_a_killed_writer_leaves_no_checkpoint(tmp_path: Path) -> None:
@@ -92,7 +105,7 @@ def test_a_killed_writer_leaves_no_checkpoint(tmp_path: Path) -> None:
     partial.mkdir()
     (partial / checkpoints.ADAPTER).write_bytes(b"half")
     saved = write(tmp_path)
-    checkpoints.load(saved.path, base_fingerprint="f" * 64, training_state=True)
+    checkpoints.load(saved.path, **FITS, training_state=True)
     partial.mkdir()
     checkpoints.clear_partial(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]

@@ -47,6 +47,7 @@ class Identity:
     step: int
     base_model_slug: str
     base_fingerprint: str
+    tokenizer_fingerprint: str
     workload_id: str
     config_hash: str
 
@@ -113,7 +114,9 @@ def save(
     return Saved(digest, target, size, digest)
 
 
-def load(path: Path, *, base_fingerprint: str, training_state: bool) -> Loaded:
+def load(
+    path: Path, *, base_fingerprint: str, tokenizer_fingerprint: str, training_state: bool
+) -> Loaded:
     """Read a checkpoint and verify every byte of it.
 
     Parameters
@@ -122,13 +125,15 @@ def load(path: Path, *, base_fingerprint: str, training_state: bool) -> Loaded:
         The checkpoint's folder.
     base_fingerprint
         Of the base model it is loaded onto; another one is refused.
+    tokenizer_fingerprint
+        Of that model's tokenizer and chat template; another one is refused.
     training_state
         Read optimizer, schedule and collector state too.
 
     Raises
     ------
     CheckpointError
-        When a file is missing or altered, or the base model is another one.
+        When a file is missing or altered, or the base model or its tokenizer is another one.
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text("utf-8"))
@@ -141,6 +146,13 @@ def load(path: Path, *, base_fingerprint: str, training_state: bool) -> Loaded:
             f"checkpoint {path.name} was trained on base model "
             f"{manifest['identity']['base_model_slug']} ({found[:12]}), "
             f"not on the one given ({base_fingerprint[:12]})"
+        )
+        raise CheckpointError(msg)
+    tokenizer = manifest["identity"]["tokenizer_fingerprint"]
+    if tokenizer != tokenizer_fingerprint:
+        msg = (
+            f"checkpoint {path.name} was trained with another tokenizer or chat template "
+            f"({tokenizer[:12]}, here {tokenizer_fingerprint[:12]})"
         )
         raise CheckpointError(msg)
     _verify(path, manifest["weights"])

@@ -17,7 +17,7 @@ import psutil
 import torch
 from accelerate import Accelerator
 
-from nbtrain.catalog import Catalog
+from nbtrain.catalog import Catalog, tokenizer_digest
 from nbtrain.errors import NbtrainError, Problem, StartChecksFailed
 from nbtrain.plan.phases import Phase
 from nbtrain.plan.resolved import ResolvedPlan
@@ -96,6 +96,7 @@ class Job:
         self._plan = ResolvedPlan.from_json(run.resolved)
         self._folder = store.run_folder(run.run_id)
         self._writer = RunWriter(store, run.key, attempt)
+        self._tokenizer_fingerprint = ""
         self._control = Control(
             self._writer.unhandled_commands,
             self._writer.handled,
@@ -125,6 +126,7 @@ class Job:
         """Load everything and run the start checks; all that is wrong is raised at once."""
         plan = self._plan
         folder = weights_folder(plan, self._store.home)
+        problems = self._same_model(folder)
         tokenizer = load_tokenizer(folder)
         workload = Catalog(self._store).workload(plan.workload.workload_id)
         split = workload.split(validation=plan["val_enabled"])
@@ -133,9 +135,8 @@ class Job:
             return render_prompt(tokenizer, prompt, raw=workload.raw)
 
         context = plan.base_model.max_context
-        train, problems = view_tasks(
-            split.train_tasks, render, max_context=context, side="training"
-        )
+        train, more = view_tasks(split.train_tasks, render, max_context=context, side="training")
+        problems += more
         held_out, more = view_tasks(
             split.held_out_tasks, render, max_context=context, side="held-out"
         )
@@ -172,6 +173,19 @@ class Job:
         if problems:
             raise StartChecksFailed(problems)
         return parts
+
+    def _same_model(self, folder: Path) -> list[Problem]:
+        """The folder's files are still those that the plan was checked with."""
+        planned = self._plan.base_model
+        self._tokenizer_fingerprint = tokenizer_digest(folder)
+        if planned.kind not in ("embedded", "folder"):
+            return []  # converted or downloaded under its fingerprint
+        found = Catalog(self._store).base_model(planned.location).fingerprint
+        if found == planned.fingerprint:
+            return []
+        message = f"the base model's files have changed since the plan was checked: {folder}"
+        allowed = f"fingerprint {planned.fingerprint[:12]}"
+        return [Problem("base_model_slug", message, found=found[:12], allowed=allowed)]
 
     def _try_reward(self, parts: _Parts, rewards: RewardPool, *, chat: bool) -> list[Problem]:
         """Sample one group and score it in the real worker process."""
@@ -212,6 +226,7 @@ class Job:
                 "attempt": self._attempt,
                 "base_model_slug": plan.base_model.slug,
                 "base_fingerprint": plan.base_model.fingerprint,
+                "tokenizer_fingerprint": self._tokenizer_fingerprint,
                 "workload_id": plan.workload.workload_id,
                 "config_hash": plan.config_hash,
             },
@@ -236,6 +251,7 @@ class Job:
         loaded = checkpoints.load(
             Path(parent.path),
             base_fingerprint=self._plan.base_model.fingerprint,
+            tokenizer_fingerprint=self._tokenizer_fingerprint,
             training_state=not weights_only,
         )
         if loaded.state is None or loaded.optimizer is None:
