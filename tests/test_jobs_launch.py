@@ -157,12 +157,12 @@ def test_a_stated_number_counts(stated: str | None, threads: int, tmp_path: Path
 
 def test_a_resumed_run_keeps_its_parents_number(tmp_path: Path) -> None:
     parent = {"path": str(tmp_path)}
-    (tmp_path / "state.json").write_text(json.dumps({"threads": 5}))
+    (tmp_path / "state.json").write_text(json.dumps({"environment": {"threads": 5}}))
     resumed = plan(tmp_path, "embedded", parent=parent)
     assert rank_threads(resumed, stated="3", cores=2) == 5
     fresh = resumed | {"settings": {"load_weights_only": {"value": True}}}
     assert rank_threads(fresh, stated=None, cores=2) == 1
-    for text in ("{}", "[]", "half a", '{"threads": "x"}'):
+    for text in ("{}", "[]", "half a", '{"environment": {"threads": "x"}}'):
         (tmp_path / "state.json").write_text(text)
         assert rank_threads(resumed, stated=None, cores=2) == 1
 

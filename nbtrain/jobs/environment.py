@@ -144,8 +144,8 @@ def _option(resolved: Mapping[str, Any], name: str) -> Any:
 
 def _recorded_threads(path: Path) -> int | None:
     try:
-        threads = json.loads(path.read_text("utf-8")).get("threads")
-    except (OSError, ValueError, AttributeError):
+        threads = json.loads(path.read_text("utf-8"))["environment"]["threads"]
+    except (OSError, ValueError, LookupError, TypeError):
         return None
     return threads if isinstance(threads, int) and threads > 0 else None
 

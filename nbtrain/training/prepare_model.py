@@ -205,8 +205,10 @@ def _unquantised(model: PreTrainedModel) -> PreTrainedModel:
 
 def main(arguments: list[str] | None = None) -> int:
     """Prepare the base model of one run; exit status 1 with a sentence when that fails."""
+    from nbtrain.processes import die_with_parent
     from nbtrain.store import open_store
 
+    die_with_parent()
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--run", required=True, help="run id")
     options = parser.parse_args(arguments)
