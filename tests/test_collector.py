@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def collector(
         clock=clock,
     )
     made = CollectorSettings(
-        **(values | changes), rules=rules or AdmissionRules(2), sampling=SAMPLING
+        **({"sampling": SAMPLING} | values | changes), rules=rules or AdmissionRules(2)
     )
     return Collector(tasks(count), rollouts, made, clock=clock), sampler
 
@@ -215,6 +216,33 @@ def test_the_batch_timeout_trains_on_what_is_there() -> None:
     row = step_ledger(batch)
     assert row["cancelled_groups"] == 1
     assert collect.started_groups == 3
+
+
+def test_a_trajectory_over_its_time_ends_for_timeout() -> None:
+    """The scripted sampler ends one reply a second: the fourth of the first group is overdue."""
+    now = [0.0]
+
+    def script(request: SampleRequest) -> tuple[list[int], Finish]:
+        now[0] += 1.0
+        return [request.stream[-1] % 2], Finish.STOP
+
+    collect, sampler = collector(
+        script=script,
+        reward=lambda text: float(int(text or "0")),
+        clock=lambda: now[0],
+        sampling=replace(SAMPLING, timeout=2.5),
+        batch_size=1,
+        rules=AdmissionRules(2, train_on_timeout=True),
+    )
+    judged = collect.collect(1).groups[0]
+    assert [t.reason for t in judged.group.trajectories] == [
+        TerminationReason.ENV_DONE,
+        TerminationReason.ENV_DONE,
+        TerminationReason.ENV_DONE,
+        TerminationReason.TIMEOUT,
+    ]
+    assert sampler.pending == 0
+    assert [a.reward for a in judged.admissions] == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_replies_cut_by_length_keep_their_grade_and_are_left_out() -> None:

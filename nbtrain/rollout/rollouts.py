@@ -5,6 +5,7 @@ Training and validation share this: it samples, decodes and grades, and decides 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,7 +33,8 @@ class Sampling:
     """How replies are sampled.
 
     ``max_new_tokens`` bounds a reply, ``max_trajectory_tokens`` all replies of a trajectory and
-    ``max_context`` prompt and replies together.
+    ``max_context`` prompt and replies together. ``timeout`` bounds the seconds from a trajectory's
+    start to its last token; waiting for its turn does not count.
     """
 
     max_new_tokens: int
@@ -41,6 +43,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    timeout: float = math.inf
 
 
 @dataclass(slots=True)
@@ -141,6 +144,7 @@ class Rollouts:
                 one.by_request[request.request_id] = trajectory
                 owner[request.request_id] = one
                 waiting.append(request)
+        begun: dict[int, float] = {}
         ungraded = len(opened)
         while ungraded:
             self._tick()
@@ -151,9 +155,11 @@ class Rollouts:
             if waiting and room > 0:
                 batch = [waiting.popleft() for _ in range(min(room, len(waiting)))]
                 self._sampler.submit(batch)
+                begun |= dict.fromkeys((r.request_id for r in batch), self._clock())
             if self._sampler.pending:
                 began = self._clock()
-                for done in self._sampler.step():
+                for done in [*self._sampler.step(), *self._overdue(begun, sampling.timeout)]:
+                    del begun[done.request_id]
                     self._ended(owner[done.request_id], done, sampling)
                 self.spent.sampling += self._clock() - began
             ungraded -= self._take_grades(opened, block=not self._sampler.pending)
@@ -177,6 +183,13 @@ class Rollouts:
             for done in self._sampler.step():
                 by_request[done.request_id].completion = self._decode(done.token_ids)
         return [trajectory.completion for trajectory in group.trajectories]
+
+    def _overdue(self, begun: dict[int, float], timeout: float) -> list[Sample]:
+        """Cancel the trajectories that began more than ``timeout`` seconds ago."""
+        if not begun or self._clock() - next(iter(begun.values())) <= timeout:
+            return []  # they began in this order: the first is the oldest
+        now = self._clock()
+        return self._sampler.cancel([r for r, at in begun.items() if now - at > timeout])
 
     def _request(
         self, task: TaskView, sampling: Sampling, stream: tuple[int, ...]
@@ -221,6 +234,8 @@ class Rollouts:
             trajectory.reason = (
                 TerminationReason.LIMIT_REACHED if at_limit else TerminationReason.TRUNCATION
             )
+        else:
+            trajectory.reason = TerminationReason.TIMEOUT
         one.sampling -= 1
         if one.sampling == 0:
             self._rewards.submit((self._round, one.group.group_id), self._grade_request(one))

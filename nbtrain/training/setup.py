@@ -99,6 +99,7 @@ def _sampling(plan: ResolvedPlan, policy: Policy, *, prefix: str) -> Sampling:
         max_trajectory_tokens=plan[f"{prefix}max_output_tokens_per_trajectory"],
         max_context=plan.base_model.max_context,
         temperature=float(plan[f"{prefix}temperature"]),
+        timeout=float(plan[f"{prefix}trajectory_timeout_seconds"]),
     )
     return with_model_defaults(
         base,
