@@ -48,7 +48,8 @@ def main(console: Console | None = None, client: Client | None = None) -> None:
     more = client.training.create(
         base_model_slug=best.base_model_slug,
         parent_checkpoint_id=best,
-        options={"num_steps": FURTHER_STEPS},
+        # Training state is kept for some checkpoints only; without it the weights alone go on
+        options={"num_steps": FURTHER_STEPS, "load_weights_only": not best.has_training_state},
         display_name="quickstart-resumed",
     )
     for note in more.glance().refresh().notes:

@@ -62,5 +62,6 @@ def _column(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     if name in _FLOATS:
         return pd.Series(values, dtype="float64")
     if name in _TIMES:
-        return pd.to_datetime(pd.Series(values, dtype="float64"), unit="s", utc=True)
+        times = pd.to_datetime(pd.Series(values, dtype="float64"), unit="s", utc=True)
+        return times.dt.as_unit("ms")
     return pd.Series(values, dtype=None if values else "object")

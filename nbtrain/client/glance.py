@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Glance"]
 
-_SHARE = 0.05  # of a core that pictures may take: one that took 0.1 s is followed by 2 s without
+_SHARE = 0.05  # of a core that pictures may take: one that cost 0.1 s is followed by 2 s without
+_LONGEST_WITHOUT = 5.0  # seconds; the first picture also pays for loading matplotlib
 _COUNTED = {
     "used_groups": "used",
     "no_signal_groups": "no signal",
@@ -163,11 +164,11 @@ class Glance:
             hurry and not late and time.monotonic() < self._next_picture
         ):
             return self._picture
-        begun = time.monotonic()
+        begun = time.thread_time()
         self._picture = png(_figure(summary))
         self._pictured = state
-        now = time.monotonic()
-        self._next_picture = now + (now - begun) / _SHARE
+        without = min(_LONGEST_WITHOUT, (time.thread_time() - begun) / _SHARE)
+        self._next_picture = time.monotonic() + without
         return self._picture
 
 

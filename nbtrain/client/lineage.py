@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbtrain.plan.fields import show
 from nbtrain.plan.options import OPTIONS
-from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.plan.resolved import ResolvedPlan, Setting
 from nbtrain.plan.schedule import learning_rate, schedule_of
 
 __all__ = ["certificate", "inherited", "notes"]
@@ -24,7 +24,7 @@ def inherited(plan: ResolvedPlan) -> str | None:
     if plan.parent is None:
         return None
     names = [s for s in plan.settings.values() if s.origin == "inherited"]
-    telling = [s for s in names if s.value != OPTIONS[s.name].default]
+    telling = [s for s in names if not _is_default(s)]
     listed = ", ".join(f"{s.name} {show(s.value)}" for s in telling)
     rest = len(names) - len(telling)
     text = (
@@ -36,6 +36,12 @@ def inherited(plan: ResolvedPlan) -> str | None:
     if rest:
         text += f"{' and' if listed else '; inherited:'} {rest} options at their defaults"
     return text
+
+
+def _is_default(setting: Setting) -> bool:
+    """Whether it says nothing: the fixed default, or another value that stands for it."""
+    option = OPTIONS[setting.name]
+    return setting.value in (option.built_values or (option.default,))
 
 
 def certificate(plan: ResolvedPlan, parent: ResolvedPlan | None) -> str | None:

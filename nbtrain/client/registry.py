@@ -41,8 +41,16 @@ class ClientRegistry:
         self._catalog = catalog
 
     def workload(self, ref: object) -> Workload:
-        """The workload a name, an id, a prefix or a workload object means."""
-        return self._catalog.workload(getattr(ref, "_workload", ref))
+        """The workload a name, an id, a prefix or a workload object means.
+
+        One asked for by id gets the name that points at it, if there is one.
+        """
+        found = self._catalog.workload(getattr(ref, "_workload", ref))
+        if found.name is None:
+            for name, target in self._store.aliases("workload").items():
+                if target == found.workload_id:
+                    return self._catalog.workload(name)
+        return found
 
     def base_model(self, ref: object) -> BaseModel:
         """The base model a slug, a repository, a folder or a base model object means."""

@@ -16,7 +16,7 @@ FASTEST = 0.3  # seconds between two looks at a run that moves: at most about 3 
 SLOWEST = 2.0  # between two looks at one that does not
 _AFTER_AN_ERROR = 10.0
 _BACK_OFF = 1.4
-_SHARE = 0.1  # of one core that looking at a view may take: slow looks are spaced out
+_SHARE = 0.1  # of one core that looking at a view may take, within the two pauses above
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Poller:
                 self._look(view)
 
     def _look(self, view: View) -> None:
-        begun = time.monotonic()
+        begun = time.thread_time()
         try:
             changed, final = view.look()
         except Exception:
@@ -113,7 +113,7 @@ class Poller:
             if final:
                 del self._views[view]
                 return
-            when.move(changed=changed, failed=failed, took=time.monotonic() - begun)
+            when.move(changed=changed, failed=failed, took=time.thread_time() - begun)
 
 
 class _Due:
@@ -124,11 +124,11 @@ class _Due:
         self.pause = FASTEST
 
     def move(self, *, changed: bool, failed: bool, took: float = 0.0) -> None:
-        """Set the next look; ``took`` is how long the last one was, in seconds."""
+        """Set the next look; ``took`` is what the last one cost, in CPU seconds."""
         if failed:
             self.pause = _AFTER_AN_ERROR
         elif changed:
             self.pause = FASTEST
         else:
             self.pause = min(SLOWEST, max(FASTEST, self.pause) * _BACK_OFF)
-        self.at = time.monotonic() + max(self.pause, took / _SHARE)
+        self.at = time.monotonic() + max(self.pause, min(SLOWEST, took / _SHARE))
