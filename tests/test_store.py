@@ -49,12 +49,21 @@ def training(store: Store, **more: Any) -> tuple[StoredRun, RunWriter]:
     return store.run(run.key), RunWriter(store, run.key, 1)
 
 
-def in_processes(count: int, code: str, *args: object) -> list[str]:
-    """Run ``code`` in several fresh interpreters at once and return what each printed."""
-    argv = [sys.executable, "-c", code, *map(str, args)]
-    started = [
-        subprocess.Popen([*argv, str(n)], stdout=subprocess.PIPE, text=True) for n in range(count)
-    ]
+def in_processes(count: int, imports: str, code: str, *args: object) -> list[str]:
+    """Run ``code`` in several fresh interpreters at the same moment; what each printed.
+
+    ``imports`` runs before that moment. Arguments are this folder, ``args`` and the interpreter's
+    number.
+    """
+    ready = "import sys; sys.path.insert(0, sys.argv[1])\n" + imports + "\nprint(); input()\n"
+    argv = [sys.executable, "-u", "-c", ready + code, str(Path(__file__).parent), *map(str, args)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen([*argv, str(n)], **pipes) for n in range(count)]
+    assert [process.stdout.readline() for process in started if process.stdout] == ["\n"] * count
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
     answers = [process.communicate(timeout=120)[0] for process in started]
     assert [process.returncode for process in started] == [0] * count
     return answers
@@ -227,12 +236,10 @@ def test_the_code_knows_every_migration_in_order() -> None:
 def test_opening_a_current_store_does_not_load_alembic(home: Path) -> None:
     open_store().close()
     code = """
-import sys
-from nbtrain.store import open_store
 open_store().runs()
 print([name for name in ("alembic", "numpy", "pandas", "torch", "pydantic") if name in sys.modules])
 """
-    assert in_processes(1, code) == ["[]\n"]
+    assert in_processes(1, "from nbtrain.store import open_store", code) == ["[]\n"]
 
 
 def test_a_newer_store_is_refused_with_a_sentence(home: Path) -> None:
@@ -260,25 +267,21 @@ def test_somebody_elses_database_is_refused_and_left_alone(home: Path) -> None:
 
 def test_several_processes_open_a_new_store_at_once(home: Path) -> None:
     code = """
-import sys
-from nbtrain.store import open_store, new_id
-sys.path.insert(0, sys.argv[1])
-from test_store import make_run
-for name in range(3):
-    make_run(open_store(), f"{sys.argv[2]}-{name}")
+for name in range(6):
+    make_run(open_store(pathlib.Path(sys.argv[2]) / str(name)), sys.argv[3])
 """
-    in_processes(4, code, Path(__file__).parent)
-    store = open_store()
-    assert store.journal == "wal"
-    assert {run.name for run in store.runs()} == {f"{n}-{m}" for n in range(4) for m in range(3)}
-    with store.database.reading() as connection:
-        assert connection.execute(text("PRAGMA integrity_check")).scalar() == "ok"
+    imports = "import pathlib, alembic.command; from test_store import make_run, open_store"
+    in_processes(4, imports, code, home)
+    for name in range(6):
+        store = open_store(home / str(name))
+        assert store.journal == "wal"
+        assert {run.name for run in store.runs()} == {"0", "1", "2", "3"}
+        with store.database.reading() as connection:
+            assert connection.execute(text("PRAGMA integrity_check")).scalar() == "ok"
 
 
 def test_a_forked_process_opens_connections_of_its_own(home: Path) -> None:
     code = """
-import os
-from nbtrain.store import open_store
 store = open_store()
 store.runs()
 def connections():
@@ -290,7 +293,8 @@ if child == 0:
     os._exit(0 if connections() != before and store.engine.pool.checkedin() == 1 else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), connections() == before)
 """
-    assert in_processes(1, code) == ["0 True\n"]
+    imports = "import os; from nbtrain.store import open_store"
+    assert in_processes(1, imports, code) == ["0 True\n"]
 
 
 # --- references -------------------------------------------------------------------------------

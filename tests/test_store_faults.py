@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,10 +19,14 @@ from test_store import in_processes, make_run, training
 
 from nbtrain.errors import StoreError
 from nbtrain.store import RunWriter, Store, connect, open_store
-from nbtrain.store.connect import Database, file_url
+from nbtrain.store.connect import Database, _patiently, file_url
 from nbtrain.store.schema import _migrate, version
 
-HERE = Path(__file__).parent
+IMPORTS = """
+from test_store import training
+from test_store_faults import assert_whole, step
+from nbtrain.store import open_store
+"""
 
 
 def step(number: int, size: int = 500) -> tuple[dict[str, Any], list[Any], list[Any]]:
@@ -79,12 +84,6 @@ def test_a_full_disk_leaves_nothing_half_written_and_the_step_can_be_tried_again
 def test_a_disk_that_fills_up_at_the_commit_itself(home: Path) -> None:
     # The system refuses to let files grow past a limit; SQLite meets it when it writes its log
     code = """
-import resource, sys
-sys.path.insert(0, sys.argv[1])
-from test_store import training
-from test_store_faults import assert_whole, step
-from nbtrain.errors import StoreError
-from nbtrain.store import open_store
 store = open_store()
 run, writer = training(store)
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
@@ -101,7 +100,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 writer.commit_step(*made)
 print(assert_whole(store, run.key) == number)
 """
-    [answer] = in_processes(1, code, HERE)
+    imports = "import resource\nfrom nbtrain.errors import StoreError\n" + IMPORTS
+    [answer] = in_processes(1, imports, code)
     sentence, whole = answer.splitlines()
     assert sentence.startswith(f"the disk of the store {home}/nbtrain.db ")
     assert "Nothing was half-written" in sentence
@@ -184,6 +184,26 @@ def test_a_locked_store_is_waited_for_and_then_given_up(
     assert assert_whole(impatient, run.key) == 1
 
 
+def test_locked_is_asked_again_and_anything_else_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of 1,200 new stores that three processes opened at once, 7 answered "locked" to the change
+    # to WAL without waiting at all
+    answers = ["database is locked", "database is locked", None, "disk I/O error"]
+
+    def ask() -> str:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise sqlite3.OperationalError(answer)
+        return "wal"
+
+    assert _patiently(ask) == "wal"
+    with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
+        _patiently(ask)
+    monkeypatch.setattr(connect, "BUSY_SECONDS", 0.0)
+    answers.append("database is locked")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        _patiently(ask)
+
+
 def test_a_migration_that_is_cut_short_leaves_nothing_behind(home: Path) -> None:
     home.mkdir()
     database = Database(file_url(home / "nbtrain.db"))
@@ -204,25 +224,19 @@ def test_a_migration_that_is_cut_short_leaves_nothing_behind(home: Path) -> None
 # --- several at once --------------------------------------------------------------------------
 
 WRITE = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from test_store import training
-from test_store_faults import step
-from nbtrain.store import open_store
 store = open_store()
-run, writer = training(store, name=f"run {sys.argv[3]}")
+run, writer = training(store, name=f"run {sys.argv[-1]}")
 for number in range(1, int(sys.argv[2]) + 1):
     writer.commit_step(*step(number))
+    print(number, flush=True)
     store.heartbeat(run.key, 1)
-print(run.key)
 """
 
 
 def test_processes_with_runs_of_their_own_write_at_once(home: Path) -> None:
     store = open_store()
-    keys = [int(answer) for answer in in_processes(3, WRITE, HERE, 40)]
-    assert len(set(keys)) == 3
-    assert [assert_whole(store, key) for key in keys] == [40, 40, 40]
+    in_processes(2, IMPORTS, WRITE, 40)
+    assert [assert_whole(store, run.key) for run in store.runs()] == [40, 40]
 
 
 def test_threads_of_one_process_share_a_store(home: Path) -> None:
@@ -261,15 +275,16 @@ def test_threads_of_one_process_share_a_store(home: Path) -> None:
 def test_of_many_that_try_at_once_one_gets_the_attempt_and_one_ends_the_run(home: Path) -> None:
     run = make_run(open_store())
     code = """
-import sys
-from nbtrain.store import open_store
 store = open_store()
-key = int(sys.argv[1])
-print(store.start_attempt(key, 1, host_pid=int(sys.argv[2])),
-      store.move_phase(key, "FAILED", attempt=1, failure=f"seen gone by {sys.argv[2]}"))
+key, number = map(int, sys.argv[2:])
+print(store.start_attempt(key, 1, host_pid=number),
+      store.move_phase(key, "FAILED", attempt=1, failure=f"seen gone by {number}"))
 """
-    answers = [answer.split() for answer in in_processes(4, code, run.key)]
-    assert [sorted(column) for column in zip(*answers, strict=True)][1] == ["False"] * 3 + ["True"]
+    answers = [
+        answer.split()
+        for answer in in_processes(3, "from nbtrain.store import open_store", code, run.key)
+    ]
+    assert [sorted(column) for column in zip(*answers, strict=True)][1] == ["False"] * 2 + ["True"]
     taken = [n for n, (got, _) in enumerate(answers) if got == "True"]
     assert len(taken) <= 1  # none, when the run was ended before anybody asked
     [attempt] = open_store().attempts(run.key)
@@ -281,10 +296,8 @@ print(store.start_attempt(key, 1, host_pid=int(sys.argv[2])),
 @pytest.mark.parametrize("delay", [0.0, 0.03, 0.11])
 def test_a_writer_killed_at_any_moment_loses_no_committed_step(home: Path, delay: float) -> None:
     store = open_store()
-    code = WRITE.replace(
-        "    store.heartbeat", "    print(number, flush=True)\n    store.heartbeat"
-    )
-    argv = [sys.executable, "-c", code, str(HERE), "100000", "x"]
+    code = f"import sys; sys.path.insert(0, sys.argv[1])\n{IMPORTS}{WRITE}"
+    argv = [sys.executable, "-c", code, str(Path(__file__).parent), "100000"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"

@@ -352,6 +352,8 @@ def test_rows_past_the_restored_step_are_kept_and_hidden(store: Store) -> None:
     assert (now.completed_steps, now.saved_step, now.updates_applied) == (1, 1, 1)
     assert (now.attempted_trajectories, now.graded_trajectories, now.output_tokens) == (2, 1, 20)
     second.commit_step({"step": 2, "avg_reward": 0.7}, [{"group_id": 2}], [sampled(2)])
+    with pytest.raises(StoreError, match="attempt 2 has steps already"):
+        second.supersede_after(1)
     assert [(r["attempt"], r["avg_reward"]) for r in store.rewards(run.key)] == [(1, 0.1), (2, 0.7)]
     for read, shown, kept in (
         (store.steps, 2, 4),

@@ -190,7 +190,7 @@ def _patiently(action: Callable[[], str]) -> str:
         try:
             return action()
         except (sqlite3.OperationalError, DBAPIError) as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
                 raise
             time.sleep(0.02)
 

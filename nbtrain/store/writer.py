@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nbtrain.errors import StoreError
@@ -120,16 +120,21 @@ class RunWriter:
     def supersede_after(self, step: int) -> int:
         """Mark what earlier attempts wrote past the restored ``step``; how many step rows it hid.
 
-        The rows stay, hidden by default, and the run's totals go back to what is shown.
+        The rows stay, hidden by default, and the run's totals go back to what is shown. To be
+        called before this attempt's first step: :class:`StoreError` otherwise.
         """
-        older = {"run": self.run_key, "attempt": self.attempt, "step": step}
+        steps = tables.steps.c
+        own = (steps.run == self.run_key) & (steps.attempt == self.attempt)
         with self._database.writing() as connection:
             self._own(connection)
-            lost = self._lost(connection, older)
+            if connection.execute(select(steps.id).where(own).limit(1)).first():
+                msg = f"attempt {self.attempt} has steps already; it cannot go back to step {step}"
+                raise StoreError(msg)
+            lost = _lost(connection, self.run_key, step)
             self._set(connection, completed_steps=step, saved_step=step, **lost)
             hidden = [
                 connection.execute(
-                    update(table).where(*_past(table, older)).values(superseded=True)
+                    update(table).where(*_past(table, self.run_key, step)).values(superseded=True)
                 ).rowcount
                 for table in _SUPERSEDABLE
             ]
@@ -190,36 +195,29 @@ class RunWriter:
             values["metrics"] = _merged(before.metrics or {}, metrics)
         connection.execute(update(table).where(here).values(values))
 
-    def _lost(self, connection: Connection, older: Mapping[str, int]) -> dict[str, Any]:
-        """The run's totals without what is about to be superseded."""
-        table = tables.trajectories
-        counts = connection.execute(
-            select(
-                func.count(),
-                func.count(table.c.reward),
-                func.coalesce(func.sum(table.c.output_tokens), 0),
-            ).where(*_past(table, older), table.c.split == "train")
-        ).one()
-        steps = tables.steps
-        updates = connection.execute(
-            select(func.count()).where(*_past(steps, older), steps.c.update_applied.is_(True))
-        ).scalar_one()
-        runs = tables.runs.c
-        return {
-            "attempted_trajectories": runs.attempted_trajectories - counts[0],
-            "graded_trajectories": runs.graded_trajectories - counts[1],
-            "output_tokens": runs.output_tokens - counts[2],
-            "updates_applied": runs.updates_applied - updates,
-        }
+
+def _past(table: Table, run_key: int, step: int) -> list[ColumnElement[bool]]:
+    return [table.c.run == run_key, table.c.step > step, table.c.superseded.is_(False)]
 
 
-def _past(table: Table, older: Mapping[str, int]) -> list[Any]:
-    return [
-        table.c.run == older["run"],
-        table.c.attempt < older["attempt"],
-        table.c.step > older["step"],
-        table.c.superseded.is_(False),
-    ]
+def _lost(connection: Connection, run_key: int, step: int) -> dict[str, Any]:
+    """The run's totals without what is about to be superseded."""
+    table, steps, runs = tables.trajectories, tables.steps, tables.runs.c
+    counts = connection.execute(
+        select(
+            func.count(),
+            func.count(table.c.reward),
+            func.coalesce(func.sum(table.c.output_tokens), 0),
+        ).where(*_past(table, run_key, step), table.c.split == "train")
+    ).one()
+    applied = [*_past(steps, run_key, step), steps.c.update_applied.is_(True)]
+    updates = connection.execute(select(func.count()).where(*applied)).scalar_one()
+    return {
+        "attempted_trajectories": runs.attempted_trajectories - counts[0],
+        "graded_trajectories": runs.graded_trajectories - counts[1],
+        "output_tokens": runs.output_tokens - counts[2],
+        "updates_applied": runs.updates_applied - updates,
+    }
 
 
 def _split(step: Mapping[str, Any]) -> tuple[Row, Row]:
