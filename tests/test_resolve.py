@@ -359,6 +359,8 @@ def test_the_name_is_kept_and_not_hashed(world: World) -> None:
         ("learningRate", "learning_rate"),
         ("group-size", "group_size"),
         ("num_step", "num_steps"),
+        ("stesp", "num_steps"),
+        ("steps", "num_steps"),
         ("method", "algorithm"),
         ("model", "base_model_slug"),
         ("from", "parent_checkpoint_id"),

@@ -126,7 +126,16 @@ def nearest(key: str) -> str | None:
     if snake in _OTHER_NAMES:
         return _OTHER_NAMES[snake]
     close = difflib.get_close_matches(snake, BODY_KEYS, n=1, cutoff=0.7)
-    return close[0] if close else None
+    if close:
+        return close[0]
+    # A name cut short ("stesp" for num_steps): compare with the ends of names, shortest first.
+    ends: dict[str, str] = {}
+    for name in sorted(BODY_KEYS, key=len):
+        words = name.split("_")
+        for first in range(1, len(words)):
+            ends.setdefault("_".join(words[first:]), name)
+    close = difflib.get_close_matches(snake, ends, n=1, cutoff=0.75)
+    return ends[close[0]] if close else None
 
 
 def _beside(found: Statements, key: str, statement: Statement) -> None:

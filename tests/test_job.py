@@ -1,0 +1,190 @@
+"""Whole jobs with awkward input: each gets its clear message, and nothing is lost."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbtrain
+from nbtrain import Client, Run
+from nbtrain.errors import PlanRefused, Refused, RunEnded
+from nbtrain.store import open_store
+
+TASKS = [
+    {"prompt": f"What is {n} + 3?", "answer": f"<answer>{n + 3}</answer>"} for n in range(10, 40)
+]
+OPTIONS: dict[str, Any] = {
+    "num_steps": 2,
+    "batch_size": 2,
+    "group_size": 4,
+    "learning_rate": 5e-4,
+    "val_num_tasks": 2,
+    "max_output_tokens_per_turn": 12,
+}
+
+
+def start(rewards: list[Any], **changes: Any) -> Run:
+    made = nbtrain.workload("awkward", tasks=TASKS, rewards=rewards, base_model="nbtrain/tiny")
+    return Client().training.create(bench_id=made.id, options=OPTIONS | changes)
+
+
+def failed_start(run: Run) -> str:
+    """The failure of a run that must not get past its start checks."""
+    with pytest.raises(RunEnded) as caught:
+        run.wait(timeout=240)
+    assert run.status == "failed"
+    assert run.progress.completed_steps == 0
+    assert len(run.checkpoints) == 0
+    assert str(run.failure) in str(caught.value)
+    return str(run.failure)
+
+
+def raises(completion: str, task: dict[str, Any]) -> float:
+    return {}["missing"]  # type: ignore[no-any-return]
+
+
+def not_a_number(completion: str, task: dict[str, Any]) -> float:
+    return float("nan")
+
+
+def wrong_length(completions: Any, **_: Any) -> list[float]:
+    return [1.0]
+
+
+def hangs(completion: str, task: dict[str, Any]) -> float:
+    while True:
+        pass
+
+
+def test_broken_rewards_fail_the_start_check_all_at_once(home: Path) -> None:
+    run = start([raises, not_a_number, wrong_length, hangs], reward_timeout_seconds=2)
+    failure = failed_start(run)
+    assert "start checks failed, 4 problems" in failure
+    for words in (
+        ["raises", "KeyError", "missing"],
+        ["not_a_number", "nan"],
+        ["wrong_length", "1 value", "4"],
+        ["hangs", "2 s", "reward_timeout_seconds"],
+    ):
+        for word in words:
+            assert word in failure
+    assert [r.id for r in Client().training.runs.list()] == [run.id]
+
+
+def loud(completion: str, task: dict[str, Any]) -> float:
+    import sys
+
+    sys.stdout.write("o" * (1 << 20) + "\n")
+    sys.stderr.write("e" * (1 << 20) + "\n")
+    return float("<answer>" in completion) + len(completion) / 1000
+
+
+def test_a_reward_that_prints_megabytes_neither_blocks_nor_fills_the_disk(home: Path) -> None:
+    run = start([loud])
+    run.wait(timeout=240)
+    assert run.status == "succeeded"
+    with open_store() as store:
+        logs = store.run_folder(run.id) / "logs"
+    assert sum(path.stat().st_size for path in logs.iterdir()) < 45 * 2**20
+
+
+def odd_types(completions: Any, **_: Any) -> list[Any]:
+    import numpy as np
+
+    values = [np.float32(1), np.int64(0), np.array(0.5), Decimal("0.25"), True]
+    return [values[len(str(c)) % 5] for c in completions]
+
+
+def test_numbers_of_any_kind_are_converted_once(home: Path) -> None:
+    run = start([odd_types])
+    run.wait(timeout=240)
+    rewards = set(run.trajectories["reward"])
+    assert rewards <= {1.0, 0.0, 0.5, 0.25}
+    assert len(rewards) > 1
+
+
+def fails_later(completion: str, task: dict[str, Any]) -> float | None:
+    """Fine on the first task, which is tried; then completions are broken in some way."""
+    kind = len(completion) % 3
+    if "10 + 3" in task["prompt"]:
+        return 0.5
+    if kind == 0 and task["prompt"].startswith("What is 1"):
+        msg = "no such unit"
+        raise RuntimeError(msg)
+    if kind == 1 and task["prompt"].startswith("What is 2"):
+        return None
+    return float("<answer>" in completion) + kind / 10
+
+
+def test_grades_that_fail_later_are_statuses_never_numbers(home: Path) -> None:
+    run = start([fails_later], num_steps=3, val_enabled=False)
+    run.wait(timeout=240)
+    frame = run.trajectories
+    ungraded = frame[frame["reward"].isna()]
+    assert not ungraded["eligible"].any()
+    assert set(ungraded["reason"]) <= {"ERROR", "ENV_DONE", "TRUNCATION"}
+    errors = frame[frame["reason"] == "ERROR"]
+    assert errors["error"].str.contains("no such unit").all()
+    assert run.progress.graded_trajectories == int(frame["reward"].notna().sum())
+
+
+def test_a_full_kind_of_refusals_creates_no_run(home: Path) -> None:
+    client = Client()
+    with pytest.raises(PlanRefused) as caught:
+        client.training.create(
+            bench_id="sums",
+            base_model_slug="nbtrain/tiny",
+            options={
+                "stesp": 5,
+                "batch_size": 1000,
+                "group_size": True,
+                "learning_rate": "fast",
+                "val_enabled": True,
+                "val_interval_steps": 0,
+                "density_aware_training": True,
+            },
+        )
+    said = str(caught.value)
+    for word in (
+        "stesp",
+        "num_steps",
+        "batch_size",
+        "group_size",
+        "learning_rate",
+        "val_interval_steps",
+        "density_aware_training",
+        "not built yet",
+    ):
+        assert word in said
+    assert len(caught.value.problems) >= 6
+    with pytest.raises(PlanRefused, match="nowhere"):
+        client.training.create(bench_id="nowhere", base_model_slug="no/model", options={})
+    assert len(client.training.runs.list()) == 0
+
+
+def test_tasks_without_a_prompt_are_refused_with_their_columns(home: Path) -> None:
+    with pytest.raises(Refused, match="question"):
+        nbtrain.workload(
+            "unprompted",
+            tasks=[{"question": "1+1", "answer": "2"}],
+            rewards=[nbtrain.rewards.exact("answer")],
+            base_model="nbtrain/tiny",
+        )
+
+
+def test_prompts_that_fill_the_context_are_refused_by_row(home: Path) -> None:
+    long = "a" * 2000
+    made = nbtrain.workload(
+        "long",
+        tasks=[*TASKS, {"prompt": long, "answer": "x"}],
+        rewards=[nbtrain.rewards.exact("answer")],
+        base_model="nbtrain/tiny",
+    )
+    run = Client().training.create(bench_id=made.id, options=OPTIONS | {"val_enabled": False})
+    failure = failed_start(run)
+    assert "no room for a reply" in failure
+    assert "31" in failure
+    assert "1023 tokens" in failure
