@@ -15,9 +15,8 @@ from __future__ import annotations
 import math
 import pickle
 import queue
-import signal
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Collection, Hashable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -25,11 +24,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
 from nbtrain.errors import Problem
 from nbtrain.rewards import worker
 from nbtrain.rewards.contract import GradeRequest, GroupGrades, Kind, Outcome, TermInfo, combine
+from nbtrain.rewards.crew import Crew, how_it_died
 from nbtrain.rewards.output import Drain
 from nbtrain.rewards.packing import read_packed
 from nbtrain.rewards.scoring import Unit, describe
@@ -90,8 +90,6 @@ class RewardPool:
         self.terms: tuple[TermInfo, ...] = read_packed(rewards_path).terms
         self.timeout_seconds = float(timeout_seconds)
         self.log_path = Path(log_path)
-        self._path = str(Path(rewards_path).resolve())
-        self._workers = workers
         self._queue_limit = queue_limit
         self._start_seconds = start_seconds
         self._groups: dict[Hashable, _Group] = {}
@@ -103,7 +101,7 @@ class RewardPool:
         self._progress = time.monotonic()
         self._closed = False
         self._drain = Drain(self.log_path, workers)
-        self._pool = self._new_pool()
+        self._crew = Crew(str(Path(rewards_path).resolve()), workers, self._drain.writer)
 
     # --- for the caller ----------------------------------------------------------------------
 
@@ -166,11 +164,11 @@ class RewardPool:
         """Wait until a worker has loaded the rewards; the problem when that fails, else None."""
         for _ in range(_MOST_BREAKS):
             try:
-                future = self._schedule(worker.hello, (), None)
+                future = self._crew.schedule(worker.hello)
                 failure: str | None = future.result(timeout=self._start_seconds)
             except TimeoutError:
                 failure = f"the rewards were not loaded within {self._start_seconds:g} s"
-            except BrokenProcessPool:
+            except RuntimeError:  # the pool's processes died
                 self._rebuild()
                 continue
             return None if failure is None else Problem("rewards", failure)
@@ -182,7 +180,7 @@ class RewardPool:
         if self._closed:
             return
         self._closed = True
-        self._stop_pool()
+        self._crew.stop()
         self._drain.close()
         self._groups.clear()
         self._calls.clear()
@@ -214,11 +212,15 @@ class RewardPool:
         number = self._next
         self._next += 1
         self._calls[number] = call
-        self._send(number, call)
+        try:
+            self._send(number, call)
+        except RuntimeError:
+            # An idle worker was killed: pebble gives the whole pool up, we do not.
+            self._rebuild()
 
     def _send(self, number: int, call: _Call) -> None:
-        arguments = (self._groups[call.key].request, call.units, self.timeout_seconds / 2)
-        future = self._schedule(worker.grade, arguments, self.timeout_seconds)
+        request, limit = self._groups[call.key].request, self.timeout_seconds
+        future = self._crew.schedule(worker.grade, request, call.units, limit / 2, limit=limit)
         call.future = future
         future.add_done_callback(lambda _: self._events.put(number))
 
@@ -250,7 +252,8 @@ class RewardPool:
                 self._call(call.key, left)
         elif isinstance(error, ProcessExpired):
             worker.kill_group(error.pid)
-            self._failed(call, "died", self._death(call, error.exitcode))
+            text = f"{self._who(call)} gave no answer: {how_it_died(error.exitcode)}"
+            self._failed(call, "died", f"{text}; see {self.log_path.name}")
         elif isinstance(error, TimeoutError):
             limit = f"{self.timeout_seconds:g} s"
             text = f"{self._who(call)} did not answer within {limit}; its process was killed"
@@ -264,6 +267,9 @@ class RewardPool:
             for unit in call.units:
                 self._call(call.key, [unit])
             return
+        self._give_up(call, kind, text)
+
+    def _give_up(self, call: _Call, kind: Kind, text: str) -> None:
         self._drain.say(text)
         outcome = Outcome(kind, error=text)
         count = len(self._groups[call.key].outcomes)
@@ -291,8 +297,6 @@ class RewardPool:
         grades = tuple(combine(self.terms, outcomes) for outcomes in group.outcomes)
         self._ready.append((key, GroupGrades(grades, group.seconds)))
 
-    # --- words -------------------------------------------------------------------------------
-
     def _who(self, call: _Call) -> str:
         names = dict.fromkeys(self.terms[unit.term].name for unit in call.units)
         text = f"reward {', '.join(map(repr, names))}"
@@ -302,65 +306,45 @@ class RewardPool:
         task_id = self._groups[call.key].task_id
         return f"{text} of task {task_id}" if task_id else text
 
-    def _death(self, call: _Call, code: int) -> str:
-        if code == worker.EXITED_WITH_ZERO:
-            how = "it ended its process with status 0"
-        elif code < 0:
-            name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"
-            how = f"its process was killed by signal {-code} ({name})"
-            how += ", likely out of memory" if -code == signal.SIGKILL else ""
-        else:
-            how = f"it ended its process with status {code}"
-        return f"{self._who(call)} gave no answer: {how}; see {self.log_path.name}"
-
     # --- the processes -----------------------------------------------------------------------
-
-    def _new_pool(self) -> ProcessPool:
-        pool = ProcessPool(
-            max_workers=self._workers,
-            initializer=worker.initialize,
-            initargs=(self._path, self._drain.writer),
-            context=worker.Context(),
-        )
-        pool.schedule(worker.hello)  # starts the workers now, not with the first group
-        return pool
-
-    def _schedule(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float | None
-    ) -> Future[Any]:
-        try:
-            future: Future[Any] = self._pool.schedule(function, args=arguments, timeout=limit)
-        except RuntimeError:
-            # An idle worker was killed: pebble gives the whole pool up, we do not.
-            self._rebuild()
-            future = self._pool.schedule(function, args=arguments, timeout=limit)
-        return future
-
-    def _stop_pool(self) -> None:
-        self._pool.stop()
-        self._pool.join()
 
     def _rebuild(self) -> None:
         """New workers; calls under way begin again, or fail after too many breaks in a row."""
-        self._breaks += 1
-        self._drain.say("the reward processes ended unexpectedly and are started again")
-        self._stop_pool()
-        self._pool = self._new_pool()
-        self._progress = time.monotonic()
-        calls = dict(self._calls)
-        if self._breaks <= _MOST_BREAKS:
-            for number, call in calls.items():
+        resent = False
+        while not resent:
+            self._breaks += 1
+            self._drain.say("the reward processes ended unexpectedly and are started again")
+            self._crew.renew()
+            self._progress = time.monotonic()
+            if self._breaks > _MOST_BREAKS:
+                self._give_all_up()
+            resent = self._resend()
+
+    def _resend(self) -> bool:
+        try:
+            for number, call in self._calls.items():
                 self._send(number, call)
-            return
+        except RuntimeError:
+            return False
+        return True
+
+    def _give_all_up(self) -> None:
         self._breaks = 0
+        calls = list(self._calls.values())
         self._calls.clear()
-        for call in calls.values():
+        for call in calls:
             text = f"{self._who(call)} gave no answer: its process dies again and again"
-            self._failed(_Call(call.key, call.units), "died", f"{text}; see {self.log_path.name}")
+            self._give_up(call, "died", f"{text}; see {self.log_path.name}")
 
     def _look_for_stall(self) -> None:
-        # Nothing that works is silent for that long: a call ends or is killed in its limit. It
-        # takes a kill from outside in the instant a worker holds the pool's lock to get here.
-        limit = max(self.timeout_seconds, self._start_seconds) + _STALL_SECONDS
+        # Nothing that works is silent for long: a call ends or is killed within its limit, and
+        # loaded workers take a call at once. Only a kill from outside, in the instant a worker
+        # holds the lock of pebble's pipe, leads here.
+        if any(call.future and call.future.running() for call in self._calls.values()):
+            limit = self.timeout_seconds + _STALL_SECONDS
+        elif self._crew.load_seconds is None:
+            limit = self._start_seconds + _STALL_SECONDS
+        else:
+            limit = 5 * self._crew.load_seconds + _STALL_SECONDS / 3
         if self._calls and time.monotonic() - self._progress > limit:
             self._rebuild()
