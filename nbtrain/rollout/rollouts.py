@@ -247,6 +247,7 @@ class Rollouts:
             completions=texts,
             columns=one.task.columns,
             raw=not self._chat,
+            task_id=one.task.task_id,
         )
 
     def _take_grades(self, opened: dict[int, _Open], *, block: bool) -> int:

@@ -195,9 +195,16 @@ class Job:
         sampling = setup.training_sampling(self._plan, parts.policy)
         texts = parts.rollouts.sample_only(group, task, streams, sampling)
         request = GradeRequest(
-            prompt=task.prompt, completions=texts, columns=task.columns, raw=not chat
+            prompt=task.prompt,
+            completions=texts,
+            columns=task.columns,
+            raw=not chat,
+            task_id=task.task_id,
         )
-        return trial(rewards, request)
+        tried = trial(rewards, request)
+        for warning in tried.warnings:
+            log.warning("start check: %s", warning)
+        return tried
 
     def _loop(self, parts: _Parts) -> Loop:
         plan = self._plan

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 
 ROOT = Path(__file__).parent.parent.parent
@@ -68,14 +70,11 @@ class Meter:
     def __init__(self) -> None:
         self.cpu: list[float] = []
         self.tokens: list[int] = []
+        self._workers = psutil.Process().children(recursive=True)
         self._last = self.now()
 
-    @staticmethod
-    def now() -> float:
-        import psutil
-
-        workers = psutil.Process().children(recursive=True)
-        return time.process_time() + sum(sum(w.cpu_times()[:2]) for w in workers)
+    def now(self) -> float:
+        return time.process_time() + sum(sum(w.cpu_times()[:2]) for w in self._workers)
 
     def step(self, tokens: int) -> None:
         now = self.now()
