@@ -226,7 +226,11 @@ class KvStore:
         positions = self.lengths[:, None].copy()
         self.lengths += 1
         self._end += 1
-        return cache, self._mask[:rows, :, :, first : end + 1], positions
+        mask = self._mask[:rows, :, :, first : end + 1]
+        if mask.device.type != "cpu":
+            # Attention kernels on GPUs want the mask's first element aligned.
+            mask = mask.contiguous()
+        return cache, mask, positions
 
     def append(
         self, block: PromptBlock, index: Sequence[int], max_rows: int, max_columns: int

@@ -23,6 +23,7 @@ from nbtrain.rollout.cache import (
     ShapeCache,
     additive_mask,
 )
+from nbtrain.rollout.lean_lora import LeanLora
 
 __all__ = ["CausalForward", "refuse_unsupported"]
 
@@ -93,6 +94,7 @@ class CausalForward:
     def refresh(self) -> None:
         """Take in modules added to the model since (an adapter loaded later, say)."""
         self._states = [module.__dict__ for module in self._model.modules()]
+        self._lora = LeanLora(self._model.modules())
 
     @contextmanager
     def inference(self) -> Iterator[None]:
@@ -103,7 +105,7 @@ class CausalForward:
         for state in training:
             state["training"] = False
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._lora.active():
                 yield
         finally:
             for state in training:
