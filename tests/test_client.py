@@ -284,3 +284,18 @@ def test_base_models(client: Client) -> None:
     selected = client.base_models.select(tiny.location, "copy")
     assert [m.slug for m in client.base_models.list()] == ["nbtrain/tiny", "copy"]
     assert selected.kind == "folder"
+
+
+def test_parts_that_come_later_are_refused_by_name(client: Client) -> None:
+    for name in ("datasets", "bundles", "evaluations", "models"):
+        part = getattr(client, name)
+        with pytest.raises(NotBuiltYet, match=rf"client\.{name}\.create is not built yet"):
+            part.create("x")
+    with pytest.raises(NotBuiltYet, match="dataset="):
+        client.workloads.create("w", dataset="d", grader="json-label-match")
+
+
+def test_what_cannot_be_tasks_or_rewards_is_refused(client: Client) -> None:
+    with pytest.raises(Refused) as refused:
+        client.workloads.create("w")
+    assert {problem.field.split("[")[0] for problem in refused.value.problems} >= {"tasks"}

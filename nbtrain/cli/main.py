@@ -46,12 +46,12 @@ def quickstart() -> None:
     detaches: the run goes on in the background.
     """
     from nbtrain.cli import quickstart as command
-    from nbtrain.client import Detached
 
     try:
         command.main()
-    except Detached as error:
-        typer.echo(f"\n{error}", err=True)
+    except KeyboardInterrupt as error:
+        told = str(error) or "stopped; a run that was started goes on in the background"
+        typer.echo(f"\n{told}", err=True)
         raise typer.Exit(DETACHED) from None
     except (NbtrainError, LookupError) as error:
         typer.echo(f"\n{error}", err=True)

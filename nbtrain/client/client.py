@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.listing import Listing, Pages
 from nbtrain.client.records import TrajectoryItem
+from nbtrain.client.refusals import Later
 from nbtrain.client.run import Run
 from nbtrain.errors import NotFound
 
@@ -69,6 +70,10 @@ class Client:
 
     def __init__(self, home: str | Path | None = None, store_url: str | None = None) -> None:
         self._parts = Parts(Path(home) if home is not None else None, store_url)
+        self.datasets = Later("client.datasets")
+        self.bundles = Later("client.bundles")
+        self.evaluations = Later("client.evaluations")
+        self.models = Later("client.models")
 
     @cached_property
     def training(self) -> Training:

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from nbtrain.errors import Problem, Refused
 
-__all__ = ["Detached", "NoWeightChanged", "NotBuiltYet", "refuse"]
+__all__ = ["Detached", "Later", "NoWeightChanged", "NotBuiltYet", "refuse"]
 
 
 class NotBuiltYet(Refused):
@@ -24,6 +24,21 @@ class Detached(KeyboardInterrupt):
 
 class NoWeightChanged(UserWarning):
     """A run succeeded without a single optimizer update."""
+
+
+class Later:
+    """A part of the client that has a name already: whatever is asked of it is refused by name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        refuse(f"{self._name}.{name}")
+
+    def __repr__(self) -> str:
+        return f"<{self._name}: not built yet>"
 
 
 def refuse(what: str, hint: str | None = None) -> NoReturn:

@@ -157,10 +157,10 @@ class Run:
 
     # Tables
 
-    def _rows(self, what: str) -> list[Row]:
+    def _rows(self, what: str, **how: Any) -> list[Row]:
         """Rows of the run by the store's word for them, after a look at the run."""
         self._row()
-        rows: list[Row] = getattr(self._store, what)(self._key)
+        rows: list[Row] = getattr(self._store, what)(self._key, **how)
         return rows
 
     @property
@@ -176,7 +176,7 @@ class Run:
     @property
     def groups(self) -> pd.DataFrame:
         """One row per step: where its groups went, and whether the update was applied."""
-        return tables.groups(self._rows("steps"))
+        return tables.groups(self._rows("steps", columns=tables.GROUP_COLUMNS))
 
     @property
     def validation(self) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from nbtrain.store import trajectory_ref
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nbtrain.store import StoredCheckpoint
+    from nbtrain.store import Row, StoredCheckpoint
 
 NEWEST = 20_000
 """Trajectories that a frame holds at most."""
@@ -42,7 +42,7 @@ _STEP_COLUMNS = (
     "settled",
     "attempt",
 )
-_GROUP_COLUMNS = ("step", *GROUP_COUNTS, "update_applied", "skip_reason", "settled")
+GROUP_COLUMNS = ("step", *GROUP_COUNTS, "update_applied", "skip_reason", "settled")
 _ROUND_COLUMNS = (
     "step",
     "held_out_reward",
@@ -117,7 +117,7 @@ def rewards(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 def groups(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """One row per step: where its groups went."""
-    return frame(list(rows), _GROUP_COLUMNS)
+    return frame(list(rows), GROUP_COLUMNS)
 
 
 def validation(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -125,12 +125,11 @@ def validation(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return frame(list(rows), _ROUND_COLUMNS)
 
 
-def trajectories(
-    rows: Iterable[Mapping[str, Any]], run_id: str, *, left_off: int = 0
-) -> pd.DataFrame:
-    """One row per trajectory, oldest first, without texts."""
-    found = [trajectory_row(row, run_id) for row in rows]
-    return frame(found, TRAJECTORY_COLUMNS, left_off=left_off)
+def trajectories(rows: list[Row], run_id: str, *, left_off: int = 0) -> pd.DataFrame:
+    """One row per trajectory, oldest first, without texts; ``rows`` are the store's, used up."""
+    for row in rows:
+        row["trajectory_id"] = trajectory_ref(run_id, row)
+    return frame(rows, TRAJECTORY_COLUMNS, left_off=left_off)
 
 
 def trajectory_row(row: Mapping[str, Any], run_id: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.listing import Listing
+from nbtrain.client.refusals import refuse
 from nbtrain.errors import Problem, Refused
 
 if TYPE_CHECKING:
@@ -76,20 +77,25 @@ class Workloads:
         self,
         name: str,
         *,
-        tasks: object,
-        rewards: object,
+        tasks: object = None,
+        rewards: object = None,
         base_model: Any = None,
         held_out: object = 0.1,
         raw: bool = False,
+        dataset: object = None,
+        grader: object = None,
     ) -> WorkloadItem:
         """Register a workload and let ``name`` mean it.
 
         ``tasks`` is a DataFrame or a list of dicts with a ``prompt`` column (chat messages, or
         text) and the columns that the rewards read. ``rewards`` is a reward, or a list of
         rewards and ``(reward, weight)``. ``held_out`` is the fraction of prompts that never
-        trains, or those tasks themselves. With ``raw`` no chat template is applied. Raises
-        :class:`Refused` with every problem at once.
+        trains, or those tasks themselves. With ``raw`` no chat template is applied. ``dataset``
+        and ``grader`` are refused by name in this version. Raises :class:`Refused` with every
+        problem at once.
         """
+        if dataset is not None or grader is not None:
+            refuse("dataset= and grader=", "state tasks=… and rewards=…")
         spec = build(
             name, tasks=tasks, rewards=rewards, base_model=base_model, held_out=held_out, raw=raw
         )

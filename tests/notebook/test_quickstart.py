@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -14,6 +18,7 @@ import nbtrain
 from nbtrain.cli import quickstart
 from nbtrain.cli.main import app
 from nbtrain.client import Client
+from nbtrain.errors import RunEnded
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 
@@ -94,6 +99,29 @@ def test_the_command_fails_when_the_run_fails(
     assert done.exit_code == 1
     assert "no reward today" in done.output
     assert "Traceback" not in done.output.split("no reward today")[0]
+
+
+def test_an_interrupt_detaches(home: Path) -> None:
+    command = [sys.executable, "-c", "from nbtrain.cli.main import app; app()", "quickstart"]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    runs = Client().training.runs
+    deadline = time.monotonic() + 60
+    while not len(runs.list()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1)
+    started.send_signal(signal.SIGINT)
+    _, told = started.communicate(timeout=30)
+    (run,) = runs.list()
+    try:
+        assert started.returncode == 130
+        assert "goes on in the background" in told
+        assert "nbtrain.attach('quickstart').cancel()" in told
+        assert run.status in ("pending", "running")
+    finally:
+        run.cancel()
+        with pytest.raises(RunEnded):
+            run.wait(60)
 
 
 def test_version() -> None:
