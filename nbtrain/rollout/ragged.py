@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from nbtrain.rollout.cache import KvStore, PromptBlock
 from nbtrain.rollout.forward import CausalForward
+from nbtrain.rollout.requests import check_request
 from nbtrain.rollout.rows import RowTable, close_gaps
 from nbtrain.rollout.sampling import choose
 from nbtrain.rollout.types import Finish, Sample, SampleRequest
@@ -224,38 +225,16 @@ class RaggedSampler:
             prompt.block = None
 
     def _checked(self, request: SampleRequest) -> _Queued:
-        name, prompt = f"request {request.request_id}", request.prompt_ids
-        if not 0 < len(prompt) < self._max_context:
-            msg = (
-                f"{name}: the prompt has {len(prompt)} tokens; allowed: 1 to "
-                f"{self._max_context - 1} (max_context {self._max_context} less one)"
-            )
-            raise ValueError(msg)
-        if prompt not in self._prompts:
-            low, high = min(prompt), max(prompt)
-            if low < 0 or high >= self._forward.vocabulary:
-                msg = f"{name}: prompt id {low if low < 0 else high} is not in the vocabulary"
-                raise ValueError(msg)
-        if request.max_new_tokens < 1:
-            msg = f"{name}: max_new_tokens is {request.max_new_tokens}; allowed: at least 1"
-            raise ValueError(msg)
-        if not 0 <= request.temperature < math.inf:
-            msg = f"{name}: temperature is {request.temperature}; allowed: 0 or more"
-            raise ValueError(msg)
-        if not 0 < request.top_p <= 1:
-            msg = f"{name}: top_p is {request.top_p}; allowed: above 0, at most 1"
-            raise ValueError(msg)
-        if request.top_k != -1 and request.top_k < 1:
-            msg = f"{name}: top_k is {request.top_k}; allowed: -1, or at least 1"
-            raise ValueError(msg)
+        check_request(request, self._max_context, self._forward.vocabulary)
+        prompt = request.prompt_ids
         limit = min(request.max_new_tokens, self._max_context - len(prompt))
         queued = _Queued(request, _Prompt(prompt), limit)
         need = queued.reserve + KvStore.SLACK + len(prompt)
         if need > self._budget:
             per_token = self._forward.shape.bytes_per_token
             msg = (
-                f"{name}: its keys and values can need {need * per_token} bytes, more than the "
-                f"budget of {int(self._budget) * per_token}"
+                f"request {request.request_id}: its keys and values can need {need * per_token} "
+                f"bytes, more than the budget of {int(self._budget) * per_token}"
             )
             raise ValueError(msg)
         return queued
