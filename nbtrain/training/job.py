@@ -262,7 +262,7 @@ class Job:
             training_state=not weights_only,
         )
         if loaded.state is None or loaded.optimizer is None:
-            loop.policy.load_adapter_state(loaded.adapter)
+            loop.load_weights(loaded.adapter)
             return "restored weights only: fresh optimizer, schedule and data order"
         loop.load_state_dict(LoopState(loaded.state, loaded.adapter, loaded.optimizer))
         return certificate(loop, loaded.state)

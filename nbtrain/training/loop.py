@@ -155,6 +155,11 @@ class Loop:
         random.setstate((version, tuple(internal), gauss))
         self._sampler.new_policy(self.version)
 
+    def load_weights(self, adapter: dict[str, Tensor]) -> None:
+        """Start from these weights with everything else fresh. ``ValueError`` when they misfit."""
+        self.policy.load_adapter_state(adapter)
+        self._sampler.new_policy(self.version)
+
     def run(self) -> Ending:
         """Train to the final step, or to where nothing is left to learn."""
         self._validate()

@@ -274,15 +274,14 @@ def main() -> None:
         arm: statistics.median(1e3 * r["cpu"] / r["tokens"] for r in rounds)
         for arm, rounds in results.items()
     }
-    print(
-        f"{'arm':14}{'CPU ms / token':>16}{'CPU s / step':>14}{'tokens / step':>15}{'peak MiB':>10}{'ratio':>8}"
-    )
+    heads = ("CPU ms / token", "CPU s / step", "tokens / step", "peak MiB", "ratio")
+    print(f"{'arm':14}" + "".join(f"{head:>16}" for head in heads))
     for arm, rounds in results.items():
         step = statistics.median(r["cpu"] / r["steps"] for r in rounds)
         tokens = statistics.median(r["tokens"] / r["steps"] for r in rounds)
         peak = statistics.median(r["peak_mib"] for r in rounds)
         ratio = cost["nbtrain"] / cost[arm]
-        print(f"{arm:14}{cost[arm]:16.3f}{step:14.3f}{tokens:15.0f}{peak:10.0f}{ratio:8.2f}")
+        print(f"{arm:14}{cost[arm]:16.3f}{step:16.3f}{tokens:16.0f}{peak:16.0f}{ratio:16.2f}")
 
 
 if __name__ == "__main__":
