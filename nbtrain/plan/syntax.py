@@ -53,7 +53,7 @@ class Node:
     broken: bool = False
 
 
-class BadText(Exception):  # noqa: N818 - a signal inside this package, never shown
+class BadText(Exception):
     """The text cannot be read on from here."""
 
     def __init__(self, line: int, column: int, message: str, hint: str | None = None) -> None:
