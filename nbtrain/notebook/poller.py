@@ -13,7 +13,7 @@ import time
 from typing import Protocol
 
 FASTEST = 0.3  # seconds between two looks at a run that moves: at most about 3 updates a second
-SLOWEST = 2.0  # between two looks at one that does not
+SLOWEST = 1.0  # between two looks at one that does not
 _AFTER_AN_ERROR = 10.0
 _BACK_OFF = 1.4
 _SHARE = 0.1  # of one core that looking at a view may take, within the two pauses above
@@ -30,7 +30,7 @@ class View(Protocol):
 
 
 class Poller:
-    """Looks at views at 2 to 4 Hz while they move, more rarely while they do not.
+    """Looks at views at 2 to 4 Hz while they move, once a second while they do not.
 
     The thread starts with the first view and ends with the last. ``look_now`` does the same in
     the caller's thread.
