@@ -41,6 +41,7 @@ kept = st.builds(
     step=st.integers(0, 50),
     training_state=st.booleans(),
     pinned=st.booleans(),
+    held_out_reward=st.none() | st.sampled_from([-1.0, 0.0, 0.5, 1.0]),
 )
 
 
@@ -53,9 +54,12 @@ def test_the_delete_set_is_all_minus_everything_referenced(
     )
     swept = set(sweep_training_states(checkpoints, referenced=referenced))
     holding = sorted((c for c in checkpoints if c.training_state), key=lambda c: c.step)
+    scores = [c.held_out_reward for c in holding if c.held_out_reward is not None]
+    best = next((c for c in holding if scores and c.held_out_reward == max(scores)), None)
     for checkpoint in holding:
         must_stay = (
             checkpoint in holding[-2:]
+            or checkpoint == best
             or checkpoint.pinned
             or checkpoint.checkpoint_id in referenced
         )

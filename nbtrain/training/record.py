@@ -74,7 +74,17 @@ class StoreRecorder:
 
     def _sweep(self) -> None:
         rows = self._store.checkpoints(self._run_key)
-        listed = [Kept(row.checkpoint_id, row.step, row.training_state, row.pinned) for row in rows]
+        held_out = {
+            row["step"]: row["held_out_reward"]
+            for row in self._store.validation_rounds(self._run_key)
+            if row["round_completed"]
+        }
+        listed = [
+            Kept(
+                row.checkpoint_id, row.step, row.training_state, row.pinned, held_out.get(row.step)
+            )
+            for row in rows
+        ]
         referenced = self._store.referenced_checkpoints()
         for checkpoint_id in sweep_training_states(listed, referenced=referenced):
             # The store forgets it first: a listed training state is always there.
