@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,22 +31,36 @@ class Kernel:
 
     def run(self, code: str, timeout: float = TIMEOUT) -> str:
         """Execute a cell and return the text of its result or of what it printed."""
-        self.client.timeout = timeout
-        messages: list[dict[str, Any]] = []
-        reply = self.client.execute_interactive(
-            code, output_hook=messages.append, timeout=timeout, store_history=True
-        )
-        self.messages += messages
+        sent = self.client.execute(code, store_history=True)
+        mine = self._listen(sent, time.monotonic() + timeout)
+        reply = self.client.get_shell_msg(timeout=timeout)
+        while reply["parent_header"].get("msg_id") != sent:
+            reply = self.client.get_shell_msg(timeout=timeout)
         if reply["content"]["status"] != "ok":
             content = reply["content"]
             raise CellFailed(content["ename"], "\n".join(content["traceback"]))
-        printed = [m["content"]["text"] for m in messages if m["msg_type"] == "stream"]
+        printed = [m["content"]["text"] for m in mine if m["msg_type"] == "stream"]
         results = [
-            m["content"]["data"]["text/plain"]
-            for m in messages
-            if m["msg_type"] == "execute_result"
+            m["content"]["data"]["text/plain"] for m in mine if m["msg_type"] == "execute_result"
         ]
         return "".join(printed + results)
+
+    def _listen(self, sent: str, deadline: float) -> list[dict[str, Any]]:
+        """Messages of the cell, up to its end; those of other cells are kept as well.
+
+        An output that is updated between two cells belongs to the one before.
+        """
+        mine: list[dict[str, Any]] = []
+        while True:
+            left = deadline - time.monotonic()
+            message = self.client.get_iopub_msg(timeout=max(0.01, left))
+            self.messages.append(message)
+            if message["parent_header"].get("msg_id") != sent:
+                continue
+            mine.append(message)
+            idle = message["content"].get("execution_state") == "idle"
+            if message["msg_type"] == "status" and idle:
+                return mine
 
 
 @contextmanager
