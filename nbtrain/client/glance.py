@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import lineage, tables
@@ -15,9 +16,8 @@ from nbtrain.report.figures import png, reward_figure
 from nbtrain.report.summary import CheckpointLine, HeldOut, RunSummary, as_html, as_text
 
 if TYPE_CHECKING:
-    from nbtrain.client.run import Run
     from nbtrain.jobs.liveness import Liveness
-    from nbtrain.store import StoredRun
+    from nbtrain.store import Store, StoredRun
 
 __all__ = ["Glance"]
 
@@ -34,10 +34,14 @@ _COUNTED = {
 
 
 class Glance:
-    """What one sees of a run without asking further; may be used from several threads."""
+    """What one sees of a run without asking further; may be used from several threads.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    ``look`` returns the run's row, and whether its job lives, as they are now.
+    """
+
+    def __init__(self, store: Store, look: Callable[[], tuple[StoredRun, Liveness]]) -> None:
+        self._store = store
+        self._look = look
         self._lock = threading.RLock()
         self._forget()
         self._notes: list[str] | None = None
@@ -58,7 +62,7 @@ class Glance:
     def refresh(self) -> RunSummary:
         """Read what is new and return the whole summary."""
         with self._lock:
-            row, seen = self._run._look()
+            row, seen = self._look()
             # Rows of an ended run are read once more from the start: those of a step that was not
             # settled may have changed, and an attempt that came back hides some
             if row.attempt != self._attempt or (row.ended_for_good and not self._fixed):
@@ -69,7 +73,7 @@ class Glance:
             return self._summary(row, seen)
 
     def _read(self, row: StoredRun) -> None:
-        store = self._run._store
+        store = self._store
         steps = store.rewards(row.key, self._step_cursor)
         self._rewards += [(step["step"], step["avg_reward"]) for step in steps]
         if steps:
@@ -88,7 +92,7 @@ class Glance:
             self._round_cursor = rounds[-1]["id"]
 
     def _summary(self, row: StoredRun, seen: Liveness) -> RunSummary:
-        found = tables.checkpoint_records(self._run._store.checkpoints(row.key), self._rounds)
+        found = tables.checkpoint_records(self._store.checkpoints(row.key), self._rounds)
         top = tables.best(found)
         return RunSummary(
             run_id=row.run_id,
@@ -124,7 +128,7 @@ class Glance:
 
     def _told(self, row: StoredRun) -> list[str]:
         if self._notes is None:
-            self._notes = run_notes(self._run, row)
+            self._notes = run_notes(self._store, row)
         return self._notes
 
     def figure(self) -> Any:
@@ -178,13 +182,13 @@ def _figure(summary: RunSummary) -> Any:
     )
 
 
-def run_notes(run: Run, row: StoredRun) -> list[str]:
+def run_notes(store: Store, row: StoredRun) -> list[str]:
     """What was inherited, the certificate, and the plan's hints."""
     plan = ResolvedPlan.from_json(row.resolved)
     parent = None
     if plan.parent is not None:
         try:
-            parent = ResolvedPlan.from_json(run._store.find_run(plan.parent.run_id).resolved)
+            parent = ResolvedPlan.from_json(store.find_run(plan.parent.run_id).resolved)
         except NotFound:
             parent = None
     return lineage.notes(plan, parent)

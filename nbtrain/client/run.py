@@ -231,7 +231,7 @@ class Run:
         from nbtrain.client.glance import Glance
 
         if self._glance is None:
-            self._glance = Glance(self)
+            self._glance = Glance(self._store, self._look)
         return self._glance
 
     def plot(self) -> Any:

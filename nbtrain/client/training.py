@@ -18,7 +18,7 @@ from nbtrain.plan.resolved import ResolvedPlan
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nbtrain.client.client import Parts
+    from nbtrain.client.parts import Parts
 
 __all__ = ["Checkpoints", "OptionsListing", "Rewards", "Runs", "Training"]
 

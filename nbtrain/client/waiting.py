@@ -5,17 +5,60 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nbtrain.client.refusals import Detached, NoWeightChanged
 from nbtrain.errors import RunEnded
 
 if TYPE_CHECKING:
-    from nbtrain.client.run import Run
+    from nbtrain.client.records import Progress
 
-__all__ = ["observers", "wait"]
+__all__ = ["Waited", "observers", "wait"]
 
-observers: list[Callable[[Run], None]] = []
+
+class Waited(Protocol):
+    """What waiting needs of a run."""
+
+    id: str
+    name: str | None
+
+    @property
+    def title(self) -> str:
+        """Name and short id, for sentences."""
+        ...
+
+    @property
+    def phase(self) -> str:
+        """The fine state."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """The coarse state."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended, in any way."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed."""
+        ...
+
+    @property
+    def ended(self) -> str | None:
+        """Why it ended early."""
+        ...
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        ...
+
+
+observers: list[Callable[[Any], None]] = []
 """Called in the waiting thread when a wait ends, in any way; the notebook brings outputs up to date
 here, so that they belong to the cell that waited. An observer must not raise."""
 
@@ -23,7 +66,7 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
 
 
-def wait(run: Run, timeout: float | None) -> None:
+def wait(run: Waited, timeout: float | None) -> None:
     """Return when the run succeeded.
 
     Raises :class:`RunEnded` when it failed or was cancelled, ``TimeoutError`` after ``timeout``
@@ -51,7 +94,7 @@ def wait(run: Run, timeout: float | None) -> None:
             observer(run)
 
 
-def _conclude(run: Run) -> None:
+def _conclude(run: Waited) -> None:
     status = run.status
     if status == "failed":
         msg = f"{run.title} failed: {run.failure or 'no reason was recorded'}"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.client.building import build
 from nbtrain.client.listing import Listing
 from nbtrain.client.refusals import refuse
-from nbtrain.errors import Problem, Refused
 
 if TYPE_CHECKING:
-    from nbtrain.catalog import Workload, WorkloadSpec
-    from nbtrain.client.client import Parts
-    from nbtrain.rewards import RewardTerm
+    from nbtrain.catalog import Workload
+    from nbtrain.client.parts import Parts
 
-__all__ = ["WorkloadItem", "Workloads", "build", "sums"]
+__all__ = ["WorkloadItem", "Workloads"]
 
 
 class WorkloadItem:
@@ -108,55 +107,3 @@ class Workloads:
     def list(self) -> Listing[WorkloadItem]:
         """Every named workload, the one named last first, then the samples."""
         return Listing([self.get(name) for name in self._parts.catalog.workload_names()])
-
-
-def build(
-    name: str,
-    *,
-    tasks: object,
-    rewards: object,
-    base_model: Any = None,
-    held_out: object = 0.1,
-    raw: bool = False,
-) -> WorkloadSpec:
-    """Check tasks and rewards, and the one against the other; raises with all problems at once."""
-    from nbtrain.catalog import build_workload
-    from nbtrain.rewards import as_terms, check_columns, pack
-
-    problems: list[Problem] = []
-    packed = b""
-    identity: list[dict[str, Any]] = []
-    terms: list[RewardTerm] = []
-    try:
-        terms = as_terms(rewards)
-        packed, identity = pack(terms)
-    except Refused as error:
-        problems += error.problems
-    try:
-        spec = build_workload(
-            name,
-            tasks=tasks,
-            rewards=packed,
-            reward_identity=identity,
-            base_model=getattr(base_model, "slug", base_model),
-            held_out=held_out,
-            raw=raw,
-        )
-    except Refused as error:
-        raise Refused([*problems, *error.problems]) from None
-    columns = [column for column in spec.rows[0] if column != "prompt"]
-    problems += check_columns(terms, columns)
-    if problems:
-        raise Refused(problems)
-    return spec
-
-
-def sums() -> WorkloadSpec:
-    """The sample workload ``sums``: additions, rewarded for the exact reply."""
-    from nbtrain.catalog import SUMS, SUMS_BASE_MODEL, sums_rows
-    from nbtrain.rewards import exact
-
-    train, held_out = sums_rows()
-    return build(
-        SUMS, tasks=train, rewards=[exact("answer")], base_model=SUMS_BASE_MODEL, held_out=held_out
-    )

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtrain.client import Run
-from nbtrain.client.glance import Glance
 from nbtrain.notebook.poller import Poller
 
 __all__ = ["LiveSummary", "bring_up_to_date", "poller", "show"]
@@ -24,7 +23,7 @@ class LiveSummary:
         self.run = run
         self._publisher = publisher
         self._id = f"nbtrain-{uuid.uuid4().hex}"
-        self._glance = Glance(run)
+        self._glance = run.glance()
         self._notes = notes
         self._lock = threading.Lock()
         self._shown: Mapping[str, Any] = {}

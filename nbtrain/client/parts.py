@@ -1,0 +1,55 @@
+"""What the parts of a client share."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbtrain.client.run import Run
+from nbtrain.errors import NotFound
+
+if TYPE_CHECKING:
+    from nbtrain.catalog import Catalog
+    from nbtrain.client.registry import ClientRegistry
+    from nbtrain.store import Store
+
+__all__ = ["Parts"]
+
+
+class Parts:
+    """What the parts of a client share; the store is opened when first needed."""
+
+    def __init__(self, home: Path | None, url: str | None) -> None:
+        self._home = home
+        self._url = url
+
+    @cached_property
+    def store(self) -> Store:
+        """The store."""
+        from nbtrain.store import open_store
+
+        return open_store(self._home, self._url)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """Workloads and base models."""
+        from nbtrain.catalog import SUMS, Catalog
+        from nbtrain.client.building import sums
+
+        return Catalog(self.store, samples={SUMS: sums})
+
+    @cached_property
+    def registry(self) -> ClientRegistry:
+        """Everything a plan can name."""
+        from nbtrain.client.registry import ClientRegistry
+
+        return ClientRegistry(self.store, self.catalog)
+
+    def run(self, ref: object) -> Run:
+        """The run that a Run, a name, an id or a prefix means."""
+        ref = getattr(ref, "training_run_id", ref)
+        if not isinstance(ref, str):
+            msg = f"a run is named by a Run, a name, an id or a prefix, not by {ref!r}"
+            raise NotFound(msg)
+        return Run(self.store, self.store.find_run(ref))
