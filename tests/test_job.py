@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,12 @@ def test_a_reward_that_prints_megabytes_neither_blocks_nor_fills_the_disk(home: 
     run.wait(timeout=240)
     assert run.status == "succeeded"
     with open_store() as store:
-        logs = store.run_folder(run.id) / "logs"
+        folder = store.run_folder(run.id)
+        row = store.find_run(run.id)
+    logs = folder / "logs"
+    assert json.loads((folder / "plan.json").read_text()) == row.plan
+    assert json.loads((folder / "resolved.json").read_text()) == row.resolved
+    assert (folder / "plan.json").stat().st_mode & 0o777 == 0o600
     assert sum(path.stat().st_size for path in logs.iterdir()) < 45 * 2**20
 
 

@@ -157,10 +157,16 @@ class Training:
     def launch(self, view: ResolvedView, *, text: str | None = None) -> Run:
         """Start a resolved plan; ``text`` is the plan as it was typed, kept for the record."""
         from nbtrain.jobs.launch import launch
-        from nbtrain.store import new_id
+        from nbtrain.store import new_id, write_json
 
         store = self._parts.store
-        row = store.create_run(new_id(), plan=as_given(view.plan, text), resolved=view.plan)
+        given = as_given(view.plan, text)
+        run_id = new_id()
+        # First what can fail without leaving a run behind: a full disk, a home that is read-only
+        folder = store.run_folder(run_id)
+        write_json(folder / "plan.json", given)
+        write_json(folder / "resolved.json", view.plan.to_json())
+        row = store.create_run(run_id, plan=given, resolved=view.plan)
         launch(store, row)
         return Run(store, row)
 

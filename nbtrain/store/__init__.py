@@ -6,7 +6,7 @@ One writer per run (:class:`RunWriter`, used by its rank) and any number of read
 
 from __future__ import annotations
 
-from nbtrain.store.home import home_folder, private_folder
+from nbtrain.store.home import home_folder, private_folder, write_json
 from nbtrain.store.ids import check_id, new_id, short
 from nbtrain.store.rows import Row, StoredCheckpoint, StoredRun, trajectory_ref
 from nbtrain.store.store import Store, open_store
@@ -25,4 +25,5 @@ __all__ = [
     "private_folder",
     "short",
     "trajectory_ref",
+    "write_json",
 ]

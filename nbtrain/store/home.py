@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 from nbtrain.errors import StoreError
 
-__all__ = ["home_folder", "private_file", "private_folder"]
+__all__ = ["home_folder", "private_file", "private_folder", "write_json"]
 
 
 def home_folder() -> Path:
@@ -55,3 +56,17 @@ def private_file(path: Path) -> Path:
 
 
 _HINT = "NBTRAIN_HOME names another folder"
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write ``data`` as strict JSON into a file of its own, 0600.
+
+    Raises ``ValueError`` for NaN and :class:`StoreError` when it cannot be written.
+    """
+    text = json.dumps(data, allow_nan=False, indent=1)
+    private_file(path)
+    try:
+        path.write_text(text + "\n", "utf-8")
+    except OSError as error:
+        msg = f"{path} cannot be written: {error.strerror or error}. {_HINT}"
+        raise StoreError(msg) from error
