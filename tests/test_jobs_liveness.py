@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from nbtrain.jobs.liveness import Here, judge, liveness, reap
 from nbtrain.plan.phases import Phase
@@ -203,6 +204,29 @@ def test_a_recorded_pid_that_belongs_to_someone_else_now_is_spared(
     assert is_alive(found)
     stranger.kill()
     stranger.wait()
+
+
+def test_a_host_that_comes_late_but_in_time_is_judged_anew(
+    store: Store, run: StoredRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader finds nobody, and before it can say so the host takes the run up."""
+    with store.engine.begin() as connection:
+        connection.execute(text("update runs set created_at = created_at - 60"))
+    late = sleeper()
+
+    def meanwhile(*_: object, **__: object) -> None:
+        if store.run(run.key).phase is Phase.RESOLVING_DATASET:
+            host(store, run, late)
+            assert store.move_phase(run.key, Phase.QUEUED, attempt=1)
+
+    assert liveness(store, run).state == "gone"
+    monkeypatch.setattr("nbtrain.jobs.liveness.stop_tree", meanwhile)
+    assert not reap(store, run)
+    assert store.run(run.key).phase is Phase.QUEUED
+    late.kill()
+    late.wait()
+    assert reap(store, run)
+    assert store.run(run.key).phase is Phase.FAILED
 
 
 def test_another_machines_run_is_never_ended_here(store: Store, run: StoredRun) -> None:

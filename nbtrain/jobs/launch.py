@@ -15,7 +15,7 @@ from nbtrain.jobs.environment import host_environment
 from nbtrain.jobs.liveness import reap
 from nbtrain.plan.phases import Phase
 from nbtrain.processes import boot_id, process_identity
-from nbtrain.store import Row, Store, StoredRun
+from nbtrain.store import Store, StoredRun
 
 __all__ = ["launch"]
 
@@ -28,7 +28,7 @@ def launch(store: Store, run: StoredRun, *, host_options: Sequence[str] = ()) ->
     it could say anything, the run is FAILED with the reason. ``host_options`` are added to the
     host's command line. Raises ``ValueError`` when the attempt has had its host already.
     """
-    if _attempt(store, run)["hostname"] is not None:
+    if store.attempt(run.key, run.attempt)["hostname"] is not None:
         msg = f"attempt {run.attempt} of run {run.short_id} was launched already"
         raise ValueError(msg)
     logs = store.run_folder(run.run_id) / "logs"
@@ -53,7 +53,7 @@ def launch(store: Store, run: StoredRun, *, host_options: Sequence[str] = ()) ->
         return
     who = process_identity(process.pid)
     # The host notes itself too; this is for one that dies before it can.
-    if who is not None and _attempt(store, run)["host_pid"] is None:
+    if who is not None and store.attempt(run.key, run.attempt)["host_pid"] is None:
         store.update_attempt(run.key, run.attempt, host_pid=who.pid, host_start_time=who.start_time)
     threading.Thread(
         target=_wait, args=(store, run, process), name=f"nbtrain-host-{run.short_id}", daemon=True
@@ -78,10 +78,6 @@ def _start(
         )
     finally:
         os.close(descriptor)
-
-
-def _attempt(store: Store, run: StoredRun) -> Row:
-    return next(row for row in store.attempts(run.key) if row["number"] == run.attempt)
 
 
 def _stated_url(store: Store) -> str | None:

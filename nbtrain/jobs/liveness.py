@@ -110,40 +110,42 @@ def liveness(store: Store, run: StoredRun) -> Liveness:
     run = store.run(run.key)
     if run.ended_for_good or run.paused:
         return Liveness("gone", run.ended_at, f"the run is {run.phase}")
-    return judge(run.phase, _attempt(store, run), run.created_at, here())
+    return judge(run.phase, store.attempt(run.key, run.attempt), run.created_at, here())
 
 
 def reap(store: Store, run: StoredRun, *, host_exit: int | None = None) -> bool:
     """End a run whose host is gone; whether this call did it.
 
     Its left-over processes are killed first. The run becomes FAILED with what the logs say, by
-    compare-and-set, so the host's own last word and any other reader's win over a late one; what
-    the rank itself had said before (completed, cancelled, why it failed) counts. ``host_exit`` is
-    the host's exit code, for the process that started it.
+    compare-and-set on attempt and phase, so the host's own last word and any other reader's win
+    over a late one; a run that moved on meanwhile is judged anew. What the rank itself had said
+    before (completed, cancelled, why it failed) counts. ``host_exit`` is the host's exit code,
+    for the process that started it.
     """
-    run = store.run(run.key)
-    if run.ended_for_good or run.paused:
-        return False
-    attempt = _attempt(store, run)
-    found = judge(run.phase, attempt, run.created_at, here())
-    if found.state != "gone":
-        return False
-    _kill_leftovers(run, attempt)
-    outcome = _last_word(store, run, found, host_exit)
-    ended = store.move_phase(
-        run.key,
-        Phase[outcome.result.upper()],
-        attempt=run.attempt,
-        ended=outcome.ended,
-        failure=outcome.failure,
-    )
-    if attempt["connection_file"]:
-        remove_connection(Path(attempt["connection_file"]))
-    return ended
-
-
-def _attempt(store: Store, run: StoredRun) -> Row:
-    return next(row for row in store.attempts(run.key) if row["number"] == run.attempt)
+    judged = None
+    while True:
+        run = store.run(run.key)
+        if run.ended_for_good or run.paused or (run.attempt, run.phase) == judged:
+            return False
+        judged = (run.attempt, run.phase)
+        attempt = store.attempt(run.key, run.attempt)
+        found = judge(run.phase, attempt, run.created_at, here())
+        if found.state != "gone":
+            return False
+        _kill_leftovers(run, attempt)
+        outcome = _last_word(store, run, found, host_exit)
+        ended = store.move_phase(
+            run.key,
+            Phase[outcome.result.upper()],
+            attempt=run.attempt,
+            expect=run.phase,
+            ended=outcome.ended,
+            failure=outcome.failure,
+        )
+        if ended:
+            if attempt["connection_file"]:
+                remove_connection(Path(attempt["connection_file"]))
+            return True
 
 
 def _kill_leftovers(run: StoredRun, attempt: Row) -> None:

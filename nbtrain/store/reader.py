@@ -15,6 +15,7 @@ from sqlalchemy import (
     select,
 )
 
+from nbtrain.errors import NotFound
 from nbtrain.store import tables
 from nbtrain.store.finder import Finder
 from nbtrain.store.rows import Row
@@ -167,6 +168,14 @@ class Reader(Finder):
     def attempts(self, run_key: int) -> list[Row]:
         """The run's attempts, oldest first."""
         return _dicts(self._select(tables.attempts, run_key))
+
+    def attempt(self, run_key: int, number: int) -> Row:
+        """The run's attempt of this number. Raises :class:`NotFound`."""
+        for row in self.attempts(run_key):
+            if row["number"] == number:
+                return row
+        msg = f"the run with the key {run_key} has no attempt {number}"
+        raise NotFound(msg)
 
     def commands(self, run_key: int, *, unhandled: bool = True) -> list[Row]:
         """Control commands, oldest first; by default those that nobody has handled yet."""
