@@ -68,6 +68,12 @@ _ENDED = {
     Phase.FAILED: Status.FAILED,
     Phase.CANCELLED: Status.CANCELLED,
 }
+_ONLY_AFTER = {
+    Phase.PAUSING: {Phase.TRAINING},
+    Phase.PAUSED: {Phase.PAUSING},
+    Phase.RECORDING: {Phase.TRAINING},
+    Phase.COMPLETED: {Phase.TRAINING, Phase.RECORDING, Phase.CLEANING_UP},
+}
 _ORDER = {phase: place for place, phase in enumerate(Phase)}
 
 
@@ -90,10 +96,11 @@ def is_paused(phase: Phase | str) -> bool:
 def may_follow(before: Phase | str, after: Phase | str) -> bool:
     """Whether one attempt may move from ``before`` to ``after``.
 
-    Phases are passed in order and may be skipped; any of them may end FAILED or CANCELLED.
-    COMPLETED needs TRAINING behind it, PAUSING comes from TRAINING and PAUSED from PAUSING only;
-    nothing follows PAUSED but a cancellation (a resume is a new attempt), and nothing follows a
-    terminal phase.
+    Phases are passed in order and may be skipped; every open one but PAUSED may end FAILED or
+    CANCELLED. COMPLETED comes from TRAINING, RECORDING and CLEANING_UP, PAUSING and RECORDING
+    from TRAINING, PAUSED from PAUSING; PAUSING leads to PAUSED, CLEANING_UP, FAILED and CANCELLED.
+    Nothing follows PAUSED but a cancellation (a resume is a new attempt), and nothing follows a
+    terminal phase. The rules look at one move, not at the way before it.
     """
     before, after = Phase(before), Phase(after)
     if before in TERMINAL:
@@ -102,8 +109,6 @@ def may_follow(before: Phase | str, after: Phase | str) -> bool:
         return after is Phase.CANCELLED
     if after in (Phase.FAILED, Phase.CANCELLED):
         return True
-    if after is Phase.COMPLETED:
-        return before in _RUNNING
-    if after in (Phase.PAUSING, Phase.PAUSED):
-        return before is (Phase.TRAINING if after is Phase.PAUSING else Phase.PAUSING)
+    if after in _ONLY_AFTER:
+        return before in _ONLY_AFTER[after]
     return _ORDER[after] > _ORDER[before]
