@@ -264,6 +264,23 @@ def test_the_same_content_is_the_same_workload_and_a_name_moves(client: Client) 
     other = nbtrain.workload("a", tasks=rows(21), rewards=exact)
     assert client.workloads.get("a").id == other.id != one.id
     assert client.workloads.get("b").id == one.id
+    told = f"a now means {other.id[:12]}; before {one.id[:12]}"
+    assert other.note == told
+    assert repr(other).endswith(told)
+    assert one.note is nbtrain.workload("a", tasks=rows(21), rewards=exact).note is None
+
+
+def test_a_samples_name_stays_the_samples(client: Client) -> None:
+    exact = nbtrain.rewards.exact("answer")
+    with pytest.raises(Refused, match="belongs to a sample workload"):
+        nbtrain.workload("sums", tasks=rows(20), rewards=exact)
+    assert client.workloads.get("sums") == client.workloads.sample()
+
+
+def test_a_workload_asked_for_by_id_shows_its_name(client: Client) -> None:
+    made = nbtrain.workload("mine", tasks=rows(20), rewards=nbtrain.rewards.exact("answer"))
+    for ref in (made.id, made.id[:8]):
+        assert repr(client.workloads.get(ref)).startswith("<Workload mine ")
 
 
 def test_a_wrong_workload_is_refused_whole(client: Client) -> None:

@@ -365,7 +365,8 @@ def test_samples_are_registered_when_first_asked_for(home: Path) -> None:
         train, held_out = sums_rows()
         return build(train, name="sums", held_out=held_out, base_model="nbtrain/tiny")
 
-    catalog = Catalog(open_store(home), samples={"sums": sums})
+    store = open_store(home)
+    catalog = Catalog(store, samples={"sums": sums})
     assert not built
     split = catalog.workload("sums").split(validation=True)
     assert (split.train, split.held_out) == (2000, 200)
@@ -373,8 +374,17 @@ def test_samples_are_registered_when_first_asked_for(home: Path) -> None:
     assert built == [1]
     assert catalog.workload_names() == ["sums"]
     # A workload of one's own by that name comes first.
-    own = catalog.register_workload(build(name="sums"))
-    assert catalog.workload("sums").workload_id == own.workload_id
+    sample = catalog.workload("sums")
+    with pytest.raises(Refused, match="belongs to a sample workload") as refused:
+        catalog.register_workload(build(name="sums"))
+    assert [problem.field for problem in refused.value.problems] == ["name"]
+    assert catalog.register_workload(sums()).workload_id == sample.workload_id
+
+    # a home in which the name was once given away
+    own = catalog.register_workload(build(name="own"))
+    store.move_alias("workload", "sums", own.workload_id)
+    assert catalog.sample("sums").workload_id == sample.workload_id
+    assert catalog.workload("sums").workload_id == sample.workload_id
 
 
 # --- the sample's rows

@@ -29,7 +29,7 @@ class Catalog:
     """Workloads and base models of one store.
 
     ``samples`` maps the names of sample workloads to functions that build them: such a name is
-    registered when it is first asked for, unless something else goes by it.
+    registered when it is first asked for, and nothing else can be registered under it.
     """
 
     def __init__(self, store: Store, samples: Samples | None = None) -> None:
@@ -40,7 +40,18 @@ class Catalog:
     # --- workloads
 
     def register_workload(self, spec: WorkloadSpec) -> Workload:
-        """Keep a workload and point its name at it. The same content twice is the same workload."""
+        """Keep a workload and point its name at it. The same content twice is the same workload.
+
+        Raises ``Refused`` when the name is a sample's and the content is another.
+        """
+        sample = self._samples.get(spec.name)
+        if sample is not None and sample().workload_id != spec.workload_id:
+            message = f"name {spec.name!r} belongs to a sample workload"
+            hint = "Choose another name: everybody's sample stays the same"
+            raise Refused([Problem("name", message, found=spec.name, hint=hint)])
+        return self._keep(spec)
+
+    def _keep(self, spec: WorkloadSpec) -> Workload:
         folder = self._folder(spec.workload_id)
         about = write_workload(spec, folder)
         self._store.put_workload(
@@ -64,11 +75,15 @@ class Catalog:
             raise NotFound(msg)
         target = self._store.alias("workload", ref)
         if target is None and ref in self._samples:
-            return self.register_workload(self._samples[ref]())
+            return self._keep(self._samples[ref]())
         row = self._store.workload(ref)
         if row is None:
             raise self._unknown_workload(ref)
         return load_workload(self._folder(row["workload_id"]), ref if target else None)
+
+    def sample(self, name: str) -> Workload:
+        """The sample workload of this name, whatever an older version let the name mean."""
+        return self._keep(self._samples[name]())
 
     def workload_names(self) -> list[str]:
         """Every name that :meth:`workload` knows, the one moved last first, samples last."""

@@ -21,8 +21,10 @@ class WorkloadItem:
     The name is an alias that may move on to another content; the object does not.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, note: str | None = None) -> None:
         self._workload = workload
+        self.note = note
+        """What happened when it was registered: that the name meant something else before."""
         self.id: str = workload.workload_id
         self.workload_id: str = workload.workload_id
         self.name: str | None = workload.name
@@ -63,6 +65,7 @@ class WorkloadItem:
         return (
             f"<Workload {self.name or ''} {self.id[:12]}: {row['train']:,} tasks train, "
             f"{row['held_out']:,} held out, rewards {row['rewards']}>"
+            + (f"\n{self.note}" if self.note else "")
         )
 
 
@@ -98,11 +101,20 @@ class Workloads:
         spec = build(
             name, tasks=tasks, rewards=rewards, base_model=base_model, held_out=held_out, raw=raw
         )
-        return WorkloadItem(self._parts.catalog.register_workload(spec))
+        before = self._parts.store.alias("workload", name)
+        made = self._parts.catalog.register_workload(spec)
+        note = None
+        if before is not None and before != made.workload_id:
+            note = f"{name} now means {made.workload_id[:12]}; before {before[:12]}"
+        return WorkloadItem(made, note)
 
     def get(self, ref: object) -> WorkloadItem:
         """The workload that a name, an id or a prefix means. Raises :class:`NotFound`."""
         return WorkloadItem(self._parts.registry.workload(ref))
+
+    def sample(self, name: str = "sums") -> WorkloadItem:
+        """The sample workload of this name. Raises ``KeyError`` for a name that is no sample."""
+        return WorkloadItem(self._parts.catalog.sample(name))
 
     def list(self) -> Listing[WorkloadItem]:
         """Every named workload, the one named last first, then the samples."""
