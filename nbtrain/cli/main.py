@@ -42,7 +42,7 @@ def root(
 def quickstart() -> None:
     """Train the embedded model on the sample workload, pick the best checkpoint, resume it.
 
-    A real run of about two minutes on two CPU cores, without a network. An interrupt only
+    A real run that takes under a minute on two CPU cores, without a network. An interrupt only
     detaches: the run goes on in the background.
     """
     from nbtrain.cli import quickstart as command

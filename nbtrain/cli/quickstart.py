@@ -35,8 +35,12 @@ def main(console: Console | None = None, client: Client | None = None) -> None:
     console.print(
         "The sample workload sums: what is 51 + 48? The reward is 1 for the exact answer."
     )
+    # By its content: whatever a name may mean in a home that an older version wrote
     first = client.training.create(
-        bench_id="sums", base_model_slug="nbtrain/tiny", options=OPTIONS, display_name="quickstart"
+        bench_id=client.workloads.sample().id,
+        base_model_slug="nbtrain/tiny",
+        options=OPTIONS,
+        display_name="quickstart",
     )
     console.print(f"Started {first.title} in the background.")
     follow(first, console)
@@ -98,6 +102,8 @@ def _reward(rewards: list[tuple[int, float | None]]) -> str:
 def tell(run: Run, console: Console) -> None:
     """The reward's way and the checkpoint table."""
     seen = run.glance().refresh()
+    if seen.ended:
+        console.print(f"It stopped at step {seen.completed_steps}: {seen.ended}", markup=False)
     moved = first_and_last(seen.rewards)
     if moved is not None:
         before, after, each = moved

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import stored
 from nbclient import NotebookClient
+from rich.console import Console
 from typer.testing import CliRunner
 
 import nbtrain
 from nbtrain.cli import quickstart
 from nbtrain.cli.main import app
 from nbtrain.client import Client
+from nbtrain.client.workloads import Workloads
 from nbtrain.errors import RunEnded
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
@@ -94,11 +97,21 @@ def test_the_command_fails_when_the_run_fails(
         msg = "no reward today"
         raise ValueError(msg)
 
-    client.workloads.create("sums", tasks=[{"prompt": f"{n}?"} for n in range(40)], rewards=fails)
+    tasks = [{"prompt": f"{n}?"} for n in range(40)]
+    own = client.workloads.create("own", tasks=tasks, rewards=fails)
+    monkeypatch.setattr(Workloads, "sample", lambda _: own)
     done = CliRunner().invoke(app, ["quickstart"])
     assert done.exit_code == 1
     assert "no reward today" in done.output
     assert "Traceback" not in done.output.split("no reward today")[0]
+
+
+def test_a_run_that_stopped_early_says_why(home: Path) -> None:
+    run = stored.create(Client())
+    stored.finish(run, ended="no more signal: every group tied for 8 steps")
+    console = Console(record=True, width=200)
+    quickstart.tell(run, console)
+    assert "no more signal: every group tied for 8 steps" in console.export_text()
 
 
 def test_an_interrupt_detaches(home: Path) -> None:
