@@ -62,6 +62,7 @@ def step(
     reward: float | None = 0.5,
     *,
     rewards: Sequence[float | None] = (0.0, 1.0),
+    errors: Sequence[str | None] = (),
     text: bool = True,
     **figures: Any,
 ) -> None:
@@ -97,6 +98,7 @@ def step(
             "eligible": value is not None,
             "verdict": "trained on",
             "output_tokens": 5,
+            "error": errors[n] if errors else None,
             **({"text": _text(number, n)} if text else {}),
         }
         for n, value in enumerate(rewards)

@@ -14,7 +14,7 @@ import pytest
 import stored
 
 from nbtrain.client import Client, Detached, NotBuiltYet, NoWeightChanged, Run
-from nbtrain.errors import RunEnded
+from nbtrain.errors import NotFound, RunEnded
 from nbtrain.plan.phases import Phase
 from nbtrain.processes import process_identity
 
@@ -166,6 +166,24 @@ def test_cancel_asks_once_and_leaves_an_ended_run_alone(client: Client, run: Run
 def test_what_comes_later_is_refused_by_name(run: Run, name: str) -> None:
     with pytest.raises(NotBuiltYet, match=rf"Run\.{name} is not built yet"):
         getattr(run, name)()
+
+
+def test_the_summary_tells_why_trajectories_were_not_graded(run: Run) -> None:
+    stored.train(run)
+    stored.step(run, 1, rewards=(None, None, None, 1.0), errors=("a", "b", "b", None))
+    told = repr(run)
+    assert "3 not graded, most often: b" in told
+    assert "most trajectories not graded" in told
+    stored.step(run, 2, rewards=[None] * 4, errors=["a"] * 4)
+    assert "7 not graded, most often: a" in repr(run)
+
+
+def test_a_best_that_is_not_there_says_how_much_was_graded(run: Run) -> None:
+    stored.train(run)
+    stored.save(run, 2)
+    stored.validate(run, 2, 0.5, complete=False)
+    with pytest.raises(NotFound, match="20 of 50 held-out samples were graded at step 2"):
+        run.best()
 
 
 def test_repr_is_text_html_and_a_small_picture(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -122,6 +123,28 @@ def test_a_run_without_an_update_says_so_first() -> None:
     assert "no weight changed" in as_text(told).splitlines()[0]
     assert "no weight changed" in as_html(told)
     assert "no weight changed" not in as_text(summary(status="succeeded", updates_applied=3))
+
+
+def test_what_was_not_graded_is_counted_with_its_most_frequent_error() -> None:
+    told = summary(
+        status="succeeded", phase="COMPLETED", updates_applied=3, attempted=1200, graded=6,
+        ungraded_error="KeyError: 'answer'\nmore", rewards=[(1, 1.0)],
+    )  # fmt: skip
+    lines = as_text(told).splitlines()
+    assert "most trajectories not graded · succeeded" in lines[0]
+    assert "1,194 not graded, most often: KeyError: 'answer'" in lines
+    assert lines.index("1,194 not graded, most often: KeyError: 'answer'") < lines.index(
+        "reward 1.000"
+    )
+    green = as_html(summary(status="succeeded", updates_applied=3, attempted=8, graded=8))
+    colour = re.search("background:(#[0-9a-f]+)", green)
+    assert colour is not None
+    assert colour[1] not in as_html(told)
+    told.graded = 1199
+    assert "most trajectories" not in as_text(told)
+    assert "1 not graded" in as_text(told)
+    told.graded = 1200
+    assert "not graded" not in as_text(told)
 
 
 def test_a_long_failure_is_cut_with_a_count() -> None:

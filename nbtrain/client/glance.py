@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ __all__ = ["Glance"]
 
 _SHARE = 0.05  # of a core that pictures may take: one that cost 0.1 s is followed by 2 s without
 _LONGEST_WITHOUT = 5.0  # seconds; the first picture also pays for loading matplotlib
+_NEWEST = 512  # trajectories among which the most frequent error is looked for
 _COUNTED = {
     "used_groups": "used",
     "no_signal_groups": "no signal",
@@ -58,6 +60,8 @@ class Glance:
         self._rounds: list[HeldOutPoint] = []
         self._held_out: list[HeldOut] = []
         self._groups: dict[str, int] = {}
+        self._attempted = 0
+        self._error: str | None = None
 
     def refresh(self) -> RunSummary:
         """Read what is new and return the whole summary."""
@@ -90,6 +94,9 @@ class Glance:
                 HeldOut(p.step, p.held_out_reward, p.round_completed) for p in points
             ]
             self._round_cursor = rounds[-1]["id"]
+        if row.graded_trajectories < row.attempted_trajectories != self._attempted:
+            self._attempted = row.attempted_trajectories
+            self._error = frequent_error(store, row) or self._error
 
     def _summary(self, row: StoredRun, seen: Liveness) -> RunSummary:
         found = tables.checkpoint_records(self._store.checkpoints(row.key), self._rounds)
@@ -108,6 +115,7 @@ class Glance:
             updates_applied=row.updates_applied,
             attempted=row.attempted_trajectories,
             graded=row.graded_trajectories,
+            ungraded_error=self._error,
             output_tokens=row.output_tokens,
             created_at=row.created_at,
             started_at=row.started_at,
@@ -180,6 +188,15 @@ def _figure(summary: RunSummary) -> Any:
     return reward_figure(
         summary.rewards, summary.held_out, title=summary.title, total_steps=summary.total_steps
     )
+
+
+def frequent_error(store: Store, row: StoredRun) -> str | None:
+    """The most frequent error among the newest trajectories that were not graded."""
+    newest = store.trajectories(
+        row.key, split="train", limit=_NEWEST, newest=True, columns=("reward", "error")
+    )
+    errors = Counter(t["error"] for t in newest if t["reward"] is None and t["error"])
+    return max(errors, key=lambda error: errors[error]) if errors else None
 
 
 def run_notes(store: Store, row: StoredRun) -> list[str]:

@@ -10,6 +10,7 @@ from nbtrain.client import tables
 from nbtrain.client.listing import Listing
 from nbtrain.client.records import Checkpoint, Progress
 from nbtrain.client.refusals import refuse
+from nbtrain.errors import NotFound
 from nbtrain.plan.resolved import ResolvedPlan
 
 if TYPE_CHECKING:
@@ -216,12 +217,19 @@ class Run:
     def best(self) -> Checkpoint:
         """The checkpoint with the highest held-out reward of a complete round, earliest on ties.
 
-        Raises ``LookupError`` when no checkpoint has a complete round at its step.
+        Raises :class:`NotFound` when no checkpoint has a complete round at its step.
         """
         found = tables.best(self.checkpoint_list())
         if found is None:
             msg = f"{self.title} has no checkpoint with a complete validation round at its step"
-            raise LookupError(msg)
+            rounds = tables.held_out_points(self._rows("validation_rounds"))
+            if rounds and not any(point.round_completed for point in rounds):
+                last = rounds[-1]
+                msg += (
+                    f": {last.completed_samples} of {last.expected_samples} held-out samples "
+                    f"were graded at step {last.step}"
+                )
+            raise NotFound(msg)
         return found
 
     # Picture

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from nbtrain.report.series import mean
 
 _SHOWN_CHECKPOINTS = 6
+_LONGEST_ERROR = 200  # characters of the most frequent error
 _LONGEST_MESSAGE = 1500  # characters of a failure that a notebook keeps
 
 
@@ -57,6 +58,7 @@ class RunSummary:
     updates_applied: int = 0
     attempted: int = 0
     graded: int = 0
+    ungraded_error: str | None = None
     output_tokens: int = 0
     created_at: float | None = None
     started_at: float | None = None
@@ -75,6 +77,16 @@ class RunSummary:
         """Name and short id, or the short id alone."""
         short = self.run_id[:12]
         return f"{self.name} ({short})" if self.name else short
+
+    @property
+    def ungraded(self) -> int:
+        """Trajectories that were attempted and have no grade."""
+        return max(0, self.attempted - self.graded)
+
+    @property
+    def mostly_ungraded(self) -> bool:
+        """Whether the rewards shown are those of a minority."""
+        return self.ungraded * 2 > self.attempted
 
     @property
     def unchanged(self) -> bool:
@@ -128,10 +140,15 @@ def first_and_last(
 
 
 def headline(summary: RunSummary) -> str:
-    """What state the run is in, in one line; a run that changed no weight says so first."""
+    """What state the run is in, in one line.
+
+    A run that changed no weight, or that could grade few of its trajectories, says so first.
+    """
     state = f"{summary.status}, {summary.phase}"
     if summary.unchanged:
         state = f"no weight changed · {state}"
+    if summary.mostly_ungraded:
+        state = f"most trajectories not graded · {state}"
     if summary.liveness:
         state += f" · {summary.liveness}"
     return state
@@ -160,9 +177,24 @@ def counts(summary: RunSummary) -> str:
     return " · ".join(parts)
 
 
+def ungraded(summary: RunSummary) -> str | None:
+    """How many trajectories have no grade and the most frequent reason; ``None`` without any."""
+    if not summary.ungraded:
+        return None
+    text = f"{summary.ungraded:,} not graded"
+    error = summary.ungraded_error
+    if error:
+        lines = error.strip().splitlines() or [""]
+        text += f", most often: {lines[0][:_LONGEST_ERROR]}"
+    return text
+
+
 def movement(summary: RunSummary) -> list[str]:
     """How training and held-out reward moved, one line each, where there is something to say."""
     lines = []
+    missing = ungraded(summary)
+    if missing:
+        lines.append(missing)
     moved = first_and_last(summary.rewards)
     if moved is not None:
         first, last, each = moved
@@ -228,6 +260,7 @@ _CELL = (
     "padding:1px 10px 1px 0;text-align:left;border-bottom:1px solid rgba(128,128,128,0.3);"
     "font-variant-numeric:tabular-nums"
 )
+_DOUBTFUL = "#9a6700"
 _STATE = {"succeeded": "#1a7f37", "failed": "#c0392b", "cancelled": "#9a6700", "running": "#1f77b4"}
 
 
@@ -235,6 +268,8 @@ def as_html(summary: RunSummary, picture: bytes | None = None) -> str:
     """The summary as static HTML; ``picture`` is the curve's PNG, placed inline."""
     esc = html.escape
     colour = _STATE.get(summary.status, "#6e7781")
+    if summary.status == "succeeded" and (summary.mostly_ungraded or summary.unchanged):
+        colour = _DOUBTFUL
     state = headline(summary)
     rows = [
         f'<div><b>{esc(summary.title)}</b> <span style="background:{colour};color:#ffffff;'
