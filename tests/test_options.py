@@ -195,6 +195,8 @@ def test_good_values_are_kept_in_their_own_type(name: str, value: object, kept: 
         ("learning_rate", 0, "out of bounds: found 0", None),
         ("learning_rate", 10**400, "out of bounds", None),
         ("group_size", 1, "out of bounds: found 1", None),
+        ("top_p", 0, "top_p is out of bounds: found 0", None),
+        ("val_top_p", 0.0, "val_top_p is out of bounds: found 0.0", None),
         ("top_k", 0, "is -1 (no limit) or at least 1, found 0", None),
         ("algorithm", "ppo", "has no choice 'ppo'", None),
         ("algorithm", "GRPO", "has no choice 'GRPO'", "Write grpo"),
@@ -222,6 +224,14 @@ def test_bad_values_are_refused_by_name(
         assert hint in problem.hint
 
 
+def test_a_bound_that_is_left_out_is_said_and_listed() -> None:
+    _, problem = check(OPTIONS["top_p"], 0)
+    assert problem is not None
+    assert problem.allowed == "above 0, at most 1, or null"
+    exclusive = {option.name for option in model_options(TINY) if option.exclusive_min}
+    assert exclusive == {"top_p", "val_top_p"}
+
+
 def test_the_context_of_the_model_bounds_a_reply() -> None:
     option = OPTIONS["max_output_tokens_per_turn"]
     assert check(option, 256, model=TINY) == (256, None)
@@ -237,7 +247,8 @@ def test_the_context_of_the_model_bounds_a_reply() -> None:
 def test_every_value_within_bounds_passes_and_is_kept(option: Option, data: st.DataObject) -> None:
     value = data.draw(_values(option, option.min, option.max))
     found, problem = check(option, value)
-    if option.complaint and option.complaint(value):
+    broken = option.complaint and option.complaint(value)
+    if broken or (option.above_min and value == option.min):
         assert problem is not None
     else:
         assert problem is None
@@ -252,7 +263,7 @@ def test_every_value_out_of_bounds_is_refused(option: Option, data: st.DataObjec
     below = _values(option, None, option.min) if option.min is not None else st.nothing()
     value = data.draw(above | below)
     found, problem = check(option, value)
-    if value in (option.min, option.max):
+    if value == option.max or (value == option.min and not option.above_min):
         assert problem is None
     else:
         assert found is None

@@ -15,8 +15,8 @@ from plan_world import BaseModel, Checkpoint, Workload, World, digest
 from nbtrain.errors import PlanRefused, Problem
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.resolve import resolve
-from nbtrain.plan.resolved import ResolvedPlan
-from nbtrain.plan.rules import validation_rounds
+from nbtrain.plan.resolved import ResolvedPlan, Setting
+from nbtrain.plan.rules import hints, validation_rounds
 from nbtrain.plan.schedule import schedule_of, trace
 from nbtrain.plan.source import parse
 
@@ -164,7 +164,6 @@ def test_computed_concurrency_is_clamped_and_says_so(world: World) -> None:
     assert plan.settings["max_concurrent_trajectories"].origin == "computed"
     assert plan.settings["max_concurrent_trajectories"].note is not None
     assert "16,384" in plan.settings["max_concurrent_trajectories"].note
-    assert any("not above batch_size x group_size = 8,192" in hint for hint in plan.hints)
 
 
 # --- rules between options ---------------------------------------------------------------------
@@ -537,12 +536,21 @@ def test_a_grandchild_inherits_through_its_parent(world: World, parent: Checkpoi
     assert plan.total_steps == 135
 
 
-def test_null_takes_the_computed_value_in_place_of_the_parent_s(
+@pytest.mark.parametrize("name", list(PARENT))
+def test_null_leaves_the_parent_s_value(name: str, world: World, parent: Checkpoint) -> None:
+    if not OPTIONS[name].inherited:
+        assert "found null" in the(world.problems({name: None}, parent=parent)).message
+        return
+    plan = world.plan({name: None}, parent=parent)
+    assert plan.settings[name] == world.plan({}, parent=parent).settings[name]
+    assert plan.origins[name] == "inherited"
+
+
+def test_null_is_a_value_where_it_stands_for_the_model_s_own(
     world: World, parent: Checkpoint
 ) -> None:
-    plan = world.plan({"max_output_tokens_per_turn": None}, parent=parent)
-    assert plan["max_output_tokens_per_turn"] == 256
-    assert plan.origins["max_output_tokens_per_turn"] == "computed"
+    plan = world.plan({"top_p": None}, parent=parent)
+    assert (plan["top_p"], plan.origins["top_p"]) == (None, "stated")
 
 
 def test_loading_only_weights_is_not_inherited(world: World, parent: Checkpoint) -> None:
@@ -655,8 +663,6 @@ def test_only_weights_of_nothing_is_refused(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        ({"max_concurrent_trajectories": 256}, "is not above batch_size x group_size = 256"),
-        ({"max_concurrent_trajectories": 513}, "is above 512, 2 times"),
         ({"temperature": 0}, "temperature 0 is greedy: every group ties"),
         ({"min_trajectories_per_group": 1}, "groups of one"),
         ({"batch_size": 100}, "batch_size 100 is more than the 90 training tasks"),
@@ -674,12 +680,44 @@ def test_what_will_work_but_not_as_wanted_is_hinted_at(
     "options",
     [
         {},
-        {"max_concurrent_trajectories": 384},
+        # on-policy it only bounds how many are sampled at a time, whatever it is
+        {"max_concurrent_trajectories": 1},
+        {"max_concurrent_trajectories": 1024},
         {"num_steps": 60, "batch_size": 8, "lr_warmup_steps": 0, "val_interval_steps": 10},
     ],
 )
 def test_usual_plans_have_no_hints(options: dict[str, Any], world: World) -> None:
     assert world.plan(options).hints == ()
+
+
+@pytest.mark.parametrize(
+    ("concurrent", "hint"),
+    [
+        (256, "is not above batch_size x group_size = 256"),
+        (257, None),
+        (768, None),
+        (769, "is above 768, 3 times"),
+    ],
+)
+def test_with_staleness_collection_should_keep_ahead(
+    concurrent: int, hint: str | None, world: World
+) -> None:
+    plan = world.plan({"max_concurrent_trajectories": concurrent})
+    stale = dict(plan.settings) | {"max_staleness": Setting("max_staleness", 2, "stated")}
+    split = world.workloads[0].split(validation=True)
+    told = [h for h in hints(stale, split, plan.total_steps, 0) if "max_concurrent" in h]
+    assert (hint is None) == (not told)
+    assert all(str(hint) in sentence for sentence in told)
+
+
+@pytest.mark.parametrize("name", ["algorithm", "clip_low", "clip_high"])
+def test_on_policy_the_ratio_s_options_say_that_they_change_nothing(
+    name: str, world: World
+) -> None:
+    note = world.plan({"algorithm": "grpo", "clip_high": 0.3}).settings[name].note
+    assert note is not None
+    assert "every ratio is 1" in note
+    assert "every ratio is 1" in OPTIONS[name].help
 
 
 def test_notes_explain_values(world: World) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import keyword
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +17,6 @@ from nbtrain.plan import source
 
 __all__ = ["Cell", "CellText", "read_cell", "value_of"]
 
-_NAME = re.compile(r"\$([^\W\d]\w*)")
 _FIELDS = {flag.field: flag.name for flag in TRAIN if flag.field}
 
 
@@ -118,14 +115,12 @@ def value_of(word: Word, names: Mapping[str, object], problems: list[Problem]) -
     """
     if word.text.startswith("$$"):
         return word.text[1:]
-    found = _NAME.fullmatch(word.text)
-    if found is None:
+    name = source.name_in(word.text)
+    if name is None:
         return word.text
-    name = found[1]
     if name in names:
         return names[name]
-    near = difflib.get_close_matches(name, list(names), n=1)
-    hint = f"Did you mean ${near[0]}?" if near else f"For the text itself write ${word.text}"
+    hint = source.undefined(word.text, names)
     told = f"the name {word.text} is not defined"
     problems.append(Problem("line", told, found=word.text, where=word.where, hint=hint))
     return None
@@ -143,11 +138,4 @@ def _variable(line: ParsedLine, problems: list[Problem]) -> str | None:
 
 def refused(text: CellText, problems: list[Problem]) -> CellRefused:
     """The cell's refusal, problems in the order of the cell."""
-
-    def place(problem: Problem) -> tuple[bool, int, int]:
-        where = problem.where
-        if where is None or where.line is None:
-            return True, 0, 0
-        return False, where.line, where.column or 0
-
-    return CellRefused(sorted(problems, key=place), text.whole, "nothing was started")
+    return CellRefused(source.in_order(problems), text.whole, "nothing was started")

@@ -35,7 +35,8 @@ class Option:
 
     ``compute`` gives the default from the options before it in the table and the base model;
     ``computed`` says how in words. An option without ``compute`` has the fixed ``default``.
-    ``nullable`` means that null is a value of its own, not a way to leave the option out.
+    ``nullable`` means that null is a value of its own; elsewhere null leaves the option out, where
+    there is something to compute or to inherit.
     ``built`` is false where only the default is accepted so far; ``built_values`` lists what is
     accepted where some values work and others do not yet. ``hashed`` says whether the value is
     part of the config hash: it is where it changes the trained weights.
@@ -52,6 +53,8 @@ class Option:
     """Shown in the resolved plan beside every computed value."""
     min: int | float | None = None
     max: int | float | None = None
+    above_min: bool = False
+    """``min`` itself is refused too."""
     within_context: bool = False
     """The upper bound is the base model's context, where that is lower than ``max``."""
     choices: tuple[str, ...] | None = None
@@ -82,16 +85,18 @@ class Option:
         if self.choices:
             text = " or ".join(self.choices)
         elif self.min is not None or self.max is not None:
-            text = span(self.min, self.upper(model))
+            text = span(self.min, self.upper(model), above=self.above_min)
         else:
             text = _NEEDS[self.type]
         return f"{text}, or null" if self.nullable or self.compute else text
 
 
-def span(low: float | None, high: float | None) -> str:
-    """A range in words."""
+def span(low: float | None, high: float | None, *, above: bool = False) -> str:
+    """A range in words; ``above`` leaves ``low`` itself out."""
     if low is None:
         return f"at most {show(high)}"
+    if above:
+        return f"above {show(low)}" + ("" if high is None else f", at most {show(high)}")
     if high is None:
         return f"at least {show(low)}"
     return f"{show(low)} to {show(high)}"
@@ -172,7 +177,10 @@ def check(
             return refuse(f"{typed} is not built yet", None)
         return refuse(f"has no choice {typed!r}", _case_hint(typed, option.choices))
     high = option.upper(model)
-    if (option.min is not None and typed < option.min) or (high is not None and typed > high):
+    low = option.min is not None and (
+        typed <= option.min if option.above_min else typed < option.min
+    )
+    if low or (high is not None and typed > high):
         bound = " (the context of the base model)" if high != option.max and typed > high else ""
         return refuse(f"is out of bounds: found {describe(value)}{bound}", option.hint)
     if option.complaint and (broken := option.complaint(typed)):

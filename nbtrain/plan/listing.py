@@ -16,7 +16,8 @@ class OptionInfo:
     """One option as a model offers it in one mode.
 
     ``default`` is null where ``default_kind`` is ``computed``: left out, the option is computed.
-    ``min`` and ``max`` are null where there is no bound. ``built`` is false where this version
+    ``min`` and ``max`` are null where there is no bound; with ``exclusive_min`` the value must lie
+    above ``min``. ``built`` is false where this version
     accepts only the default. ``group`` is the heading that the option stands under.
     """
 
@@ -31,6 +32,7 @@ class OptionInfo:
     origin: Literal["seed", "extension"]
     group: str
     built: bool
+    exclusive_min: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,4 +109,5 @@ def _info(option: Option, model: BaseModelInfo | None, mode: Mode) -> OptionInfo
         origin=option.origin,
         group=option.group,
         built=option.built,
+        exclusive_min=option.above_min,
     )

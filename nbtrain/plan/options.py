@@ -14,6 +14,10 @@ MAX_CONCURRENT = 1024
 _EVERYWHERE: tuple[Mode, ...] = ("training", "evaluation")
 _MAX_STEPS = 1_000_000
 _MAX_TOKENS = 2_097_152
+_SAME_UPDATE = (
+    "At max_staleness 0 every ratio is 1, so that both algorithms, and every clip range, give the "
+    "same update."
+)
 _CLIP = {"gspo": (3e-4, 4e-4), "grpo": (0.2, 0.2)}  # the ranges their authors publish
 
 
@@ -89,8 +93,8 @@ _OPTIMIZATION = (
     Option("num_steps", "integer", "Training steps to run. With a parent checkpoint these are "
            "further steps.", "optimization", 100, min=1, max=100_000, inherited=False),
     Option("algorithm", "text", "How the update is taken: gspo clips the ratio of whole "
-           "sequences, grpo that of tokens.", "optimization", "gspo", choices=("gspo", "grpo"),
-           later_choices=("sft",)),
+           f"sequences, grpo that of tokens. {_SAME_UPDATE}", "optimization", "gspo",
+           choices=("gspo", "grpo"), later_choices=("sft",)),
     Option("batch_size", "integer", "Eligible groups per optimizer update.", "optimization", 32,
            min=1, max=256),
     Option("group_size", "integer", "Trajectories sampled for the same task; the advantage "
@@ -134,9 +138,10 @@ _FILTERS = tuple(
 )  # fmt: skip
 
 _TRAJECTORIES = (
-    Option("max_concurrent_trajectories", "integer", "Training trajectories in flight at most. "
-           "Above batch_size x group_size it keeps collection ahead of training.",
-           "trajectories", min=1, max=MAX_CONCURRENT, hashed="with staleness",
+    Option("max_concurrent_trajectories", "integer", "Training trajectories sampled at a time, "
+           "at most. At max_staleness 0 no more than batch_size x group_size are sampled at a "
+           "time anyway, so that a higher value changes nothing.", "trajectories", min=1,
+           max=MAX_CONCURRENT, hashed="with staleness",
            compute=lambda values, _: concurrency(values["batch_size"], values["group_size"]),
            computed="batch_size x group_size x 2, at most 1,024"),
     Option("max_turns_per_trajectory", "integer", "Agent and environment turns of a trajectory.",
@@ -161,9 +166,9 @@ _SAMPLING = (
            computed="the lowest level that thinks; null for a model without levels"),
     Option("temperature", "number", "Sampling temperature; 0 is greedy, and then every group "
            "ties.", "sampling", 1.0, min=0, max=2, modes=_EVERYWHERE),
-    Option("top_p", "number", "Sample from the smallest set of tokens with this probability; "
-           "null keeps the model's own.", "sampling", 1.0, min=0, max=1, nullable=True,
-           modes=_EVERYWHERE),
+    Option("top_p", "number", "Sample from the smallest set of tokens with this probability, "
+           "above 0, which would keep no token; null keeps the model's own.", "sampling", 1.0,
+           min=0, max=1, above_min=True, nullable=True, modes=_EVERYWHERE),
     Option("top_k", "integer", "Sample from the k likeliest tokens; -1 is no limit, null keeps "
            "the model's own.", "sampling", -1, min=-1, max=_MAX_TOKENS, nullable=True,
            complaint=_no_zero, modes=_EVERYWHERE),
@@ -188,7 +193,8 @@ _VALIDATION = (
            hashed="never", built=False),
     _as_training("reasoning_effort", "text", "Reasoning effort in validation."),
     _as_training("temperature", "number", "Sampling temperature in validation.", min=0, max=2),
-    _as_training("top_p", "number", "Nucleus probability in validation.", min=0, max=1),
+    _as_training("top_p", "number", "Nucleus probability in validation, above 0.", min=0, max=1,
+                 above_min=True),
     _as_training("top_k", "integer", "Top-k limit in validation; -1 is no limit.", min=-1,
                  max=_MAX_TOKENS, complaint=_no_zero),
     _as_training("max_output_tokens_per_turn", "integer", "Tokens of one reply in validation.",
@@ -213,10 +219,12 @@ _EXTENSIONS = (
            0.01, min=0, max=1, origin="extension"),
     Option("max_grad_norm", "number", "The gradient is scaled down to this norm before an update.",
            "optimization", 1.0, min=1e-6, max=1e6, origin="extension"),
-    Option("clip_low", "number", "How far below 1 a ratio may fall before it is clipped.",
+    Option("clip_low", "number", "How far below 1 a ratio may fall before it is clipped. "
+           f"{_SAME_UPDATE}",
            "optimization", min=0, max=1, compute=_clip(0),
            computed="by algorithm: 3e-4 for gspo, 0.2 for grpo", origin="extension"),
-    Option("clip_high", "number", "How far above 1 a ratio may rise before it is clipped.",
+    Option("clip_high", "number", "How far above 1 a ratio may rise before it is clipped. "
+           f"{_SAME_UPDATE}",
            "optimization", min=0, max=10, compute=_clip(1),
            computed="by algorithm: 4e-4 for gspo, 0.2 for grpo", origin="extension"),
     Option("lora_rank", "integer", "Rank of the adapter.", "adapter", 16, min=1, max=512,

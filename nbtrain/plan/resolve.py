@@ -14,6 +14,7 @@ from nbtrain.plan.options import OPTIONS, validation_on
 from nbtrain.plan.references import References, divide, look_up
 from nbtrain.plan.registry import BaseModelInfo, CheckpointInfo, Registry, SplitInfo, WorkloadInfo
 from nbtrain.plan.resolved import BaseModelRef, ParentRef, ResolvedPlan, Setting, WorkloadRef
+from nbtrain.plan.source import in_order
 from nbtrain.plan.statements import Statement, Statements, gather
 
 
@@ -34,8 +35,9 @@ def resolve(
     and ``display_name``. The arguments say the same from outside the body; stated twice, equal is
     fine and different is refused. References are names, ids, prefixes or the objects themselves.
 
-    With a parent checkpoint every unstated option is taken over from the parent's plan, computed
-    ones computed anew; ``num_steps`` (further steps) and ``load_weights_only`` are not.
+    With a parent checkpoint every unstated option is taken over from the parent's plan, what was
+    computed there computed anew; ``num_steps`` (further steps) and ``load_weights_only`` are not.
+    Null leaves an option out, but where null is a value of its own.
 
     Raises :class:`PlanRefused` with everything that is wrong, in the order of the text. Nothing
     is started or stored either way.
@@ -54,15 +56,8 @@ def resolve(
         found.refuse(problem)
     split = _split(found, references, settings)
     if found.problems:
-        raise PlanRefused(sorted(found.problems, key=_position))
+        raise PlanRefused(in_order(found.problems))
     return _build(found, references, settings, split)
-
-
-def _position(problem: Problem) -> tuple[bool, int, int]:
-    where = problem.where
-    if where is None or where.line is None:
-        return True, 0, 0
-    return False, where.line, where.column or 0
 
 
 def _fill(found: Statements, references: References) -> dict[str, Setting]:
@@ -73,10 +68,10 @@ def _fill(found: Statements, references: References) -> dict[str, Setting]:
     settings: dict[str, Setting] = {}
     for option in OPTIONS.values():
         statement = found.options.get(option.name)
-        # a stated null asks for the computed value, also where the parent's plan has another
-        anew = statement is not None and statement.value is None and option.compute is not None
-        setting = _unstated(option, values, model, None if anew else before.get(option.name))
-        if statement is not None and not anew:
+        if statement is not None and statement.value is None and _null_is_unstated(option, before):
+            statement = None
+        setting = _unstated(option, values, model, before.get(option.name))
+        if statement is not None:
             setting = _stated(option, statement, setting, found, model) or setting
         settings[option.name] = setting
         values[option.name] = setting.value
@@ -84,6 +79,12 @@ def _fill(found: Statements, references: References) -> dict[str, Setting]:
     if settings["val_interval_steps"].value == 0 and enabled.value and enabled.origin != "stated":
         settings["val_enabled"] = Setting("val_enabled", False, "computed")
     return settings
+
+
+def _null_is_unstated(option: Option, before: Mapping[str, Any]) -> bool:
+    """A stated null asks for the computed value or the parent's, where it is no value itself."""
+    inherits = option.inherited and option.name in before
+    return option.compute is not None or (inherits and not option.nullable)
 
 
 def _unstated(

@@ -15,6 +15,10 @@ from nbtrain.plan.statements import Statements
 _ADAPTER = ("lora_rank", "lora_alpha", "lora_target_modules")
 
 ON_POLICY = "this version samples on-policy: 3, the default, trains at 0"
+SAME_UPDATE = (
+    "on-policy sampling: every ratio is 1, so GSPO and GRPO, and the clip range, give the same "
+    "update"
+)
 
 
 def refusals(
@@ -117,6 +121,9 @@ def notes(
 ) -> Iterator[tuple[str, str]]:
     """(option, note) for values that need explaining."""
     value = {name: setting.value for name, setting in settings.items()}
+    if value["max_staleness"] == 0:
+        for name in ("algorithm", "clip_low", "clip_high"):
+            yield name, SAME_UPDATE
     concurrent = settings["max_concurrent_trajectories"]
     wanted = value["batch_size"] * value["group_size"] * 2
     if concurrent.origin == "computed" and wanted > MAX_CONCURRENT:
@@ -143,14 +150,15 @@ def hints(
     batch = value["batch_size"] * value["group_size"]
     concurrent = value["max_concurrent_trajectories"]
     in_use = f"batch_size x group_size = {batch:,}"
-    if concurrent <= batch:
+    stale = value["max_staleness"]
+    # on-policy nothing is sampled ahead: the value only bounds how many are sampled at a time
+    if stale and concurrent <= batch:
         yield (
             f"max_concurrent_trajectories {concurrent:,} is not above {in_use}: "
             "collection cannot keep ahead of training"
         )
-    # on-policy the default of twice a batch leaves room for groups that the filters exclude
-    most = (max(1, value["max_staleness"]) + 1) * batch
-    if concurrent > most:
+    most = (stale + 1) * batch
+    if stale and concurrent > most:
         yield (
             f"max_concurrent_trajectories {concurrent:,} is above {most:,}, "
             f"{most // batch} times {in_use}: much of what is sampled will be discarded"

@@ -106,7 +106,7 @@ def parse(
         mapping = builder.mapping(node, ())
     elif not complaints and not (empty_ok and _is_empty(node)):
         builder.not_a_mapping(node)
-    problems = tuple(sorted(builder.problems, key=_position))
+    problems = tuple(in_order(builder.problems))
     if problems and not (defer and readable):
         raise PlanRefused(problems)
     mapping.problems = problems
@@ -133,9 +133,29 @@ def _is_empty(node: Node | None) -> bool:
     return node is None or (node.kind == "scalar" and node.value is None)
 
 
-def _position(problem: Problem) -> tuple[int, int]:
-    where = problem.where or Where()
-    return where.line or 0, where.column or 0
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """``problems`` in the order of the text, those without a place in it last."""
+
+    def place(problem: Problem) -> tuple[bool, int, int]:
+        where = problem.where
+        if where is None or where.line is None:
+            return True, 0, 0
+        return False, where.line, where.column or 0
+
+    return sorted(problems, key=place)
+
+
+def name_in(text: str) -> str | None:
+    """The name of a text that is wholly ``$name``, else ``None``."""
+    found = _NAME.fullmatch(text)
+    return found[1] if found else None
+
+
+def undefined(text: str, names: Iterable[str]) -> str:
+    """The hint for a whole ``$name`` that is not among ``names``."""
+    near = difflib.get_close_matches(text[1:], list(names), n=1)
+    hint = f"Did you mean ${near[0]}? " if near else ""
+    return f"{hint}For the text itself write ${text}"
 
 
 class _Builder:
@@ -216,14 +236,12 @@ class _Builder:
             return text
         if text.startswith("$$"):
             return text[1:]
-        found = _NAME.fullmatch(text)
-        if found is None:
+        name = name_in(text)
+        if name is None:
             return text
-        if found[1] in self.names:
-            return self.names[found[1]]
-        near = difflib.get_close_matches(found[1], list(self.names), n=1)
-        hint = f"Did you mean ${near[0]}? " if near else ""
-        hint += f"For the text itself write ${text}"
+        if name in self.names:
+            return self.names[name]
+        hint = undefined(text, self.names)
         self.complain(field, f"{field}: the name {text} is not defined", *_at(node), hint=hint)
         return BROKEN
 
