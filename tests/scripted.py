@@ -17,12 +17,14 @@ class ScriptedSampler:
         self._script = script
         self._pick = pick
         self._queue: list[SampleRequest] = []
+        self._admitted: list[int] = []
         self.version = 0
         self.most_in_flight = 0
         self.requests: list[SampleRequest] = []
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         self._queue += requests
+        self._admitted += [request.request_id for request in requests]
         self.requests += requests
         self.most_in_flight = max(self.most_in_flight, len(self._queue))
 
@@ -38,6 +40,10 @@ class ScriptedSampler:
         gone = [r for r in self._queue if r.request_id in wanted]
         self._queue = [r for r in self._queue if r.request_id not in wanted]
         return [self._sample(r, [], Finish.CANCELLED) for r in gone]
+
+    def admitted(self) -> list[int]:
+        new, self._admitted = self._admitted, []
+        return new
 
     def new_policy(self, version: int) -> None:
         self.version = version
@@ -62,6 +68,10 @@ class ScriptedRewards:
 
     def submit(self, key: Hashable, request: GradeRequest) -> None:
         self._waiting.append((key, request))
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
 
     def finished(self, block: float | None = None) -> list[tuple[Hashable, GroupGrades]]:
         if not self._waiting:

@@ -71,6 +71,7 @@ def test_a_graded_ending_trains_with_its_reward() -> None:
         ([0.5, 0.5, 0.5], GroupOutcome.NO_SIGNAL),
         ([-1.0, 0.0], GroupOutcome.FILTERED),  # all fail, rewards differ
         ([1.0, 2.0], GroupOutcome.FILTERED),  # all pass, rewards differ
+        ([-1.0], GroupOutcome.FILTERED),  # too small as well: the first match counts
         ([0.3], GroupOutcome.TOO_SMALL),
         ([], GroupOutcome.TOO_SMALL),
     ],

@@ -122,6 +122,13 @@ def test_the_ledger_adds_up(data: st.DataObject) -> None:
             == metrics["graded_trajectories"]
         )
         assert sum(metrics["termination_reasons"].values()) == metrics["completed_trajectories"]
+        graded = metrics["graded_trajectories"]
+        assert (
+            metrics["attempted_trajectories"] == graded + metrics["error"] + metrics["incomplete"]
+        )
+        assert (
+            metrics["all_success_groups"] + metrics["all_failed_groups"] <= row["no_signal_groups"]
+        )
         for judged in batch.groups:
             line = group_row(judged, step=step)
             used = judged.outcome is GroupOutcome.USED
@@ -243,6 +250,38 @@ def test_a_trajectory_over_its_time_ends_for_timeout() -> None:
     ]
     assert sampler.pending == 0
     assert [a.reward for a in judged.admissions] == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_equal_tasks_sample_different_replies() -> None:
+    from nbtrain.training.start_checks import view_tasks
+
+    rows = [TaskView("a" * 16, (1,), "same", {}), TaskView("b" * 16, (1,), "other", {})] * 2
+    views, problems = view_tasks(rows, lambda prompt: (1, 2), max_context=64, side="training")
+    assert problems == []
+    assert [view.occurrence for view in views] == [0, 0, 1, 1]
+    assert len({view.key for view in views}) == 4
+    assert views[0].key == int("a" * 16, 16)
+
+
+def test_slow_grades_hold_sampling_still() -> None:
+    """At most 512 groups wait for their grades, however many a rollout has."""
+    from nbtrain.rollout.types import Group
+
+    sampler = ScriptedSampler(random_script)
+    rewards = ScriptedRewards(score)
+    most = [0]
+    take = rewards.finished
+
+    def slowly(block: float | None = None) -> Any:
+        most[0] = max(most[0], rewards.pending)
+        return take() if sampler.pending == 0 else []
+
+    rewards.finished = slowly  # type: ignore[method-assign]
+    rollouts = Rollouts(sampler, rewards, lambda ids: "".join(map(str, ids)), chat=True)
+    pairs = [(Group(n, n, "0" * 16, 0), tasks(1)[0]) for n in range(2000)]
+    assert rollouts.run(pairs, [[(n,)] for n in range(2000)], SAMPLING, max_in_flight=8)
+    assert most[0] <= 512 + 8
+    assert all(len(group.trajectories) == 1 for group, _ in pairs)
 
 
 def test_replies_cut_by_length_keep_their_grade_and_are_left_out() -> None:

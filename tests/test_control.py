@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nbtrain.errors import StoreError
 from nbtrain.training.control import Cancelled, Control
 
 
@@ -49,6 +50,22 @@ def test_sigterm_stops_at_the_next_look() -> None:
             made()
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_locked_store_does_not_stop_training() -> None:
+    calls: list[str] = []
+
+    def locked() -> Any:
+        calls.append("look")
+        msg = "the store was locked by another process for 20 s"
+        raise StoreError(msg)
+
+    now = [0.0]
+    made = Control(locked, lambda _: None, locked, clock=lambda: now[0])
+    for second in range(5):
+        now[0] = float(second)
+        made()
+    assert len(calls) >= 5
 
 
 def test_nothing_on_the_way_swallows_a_cancel() -> None:

@@ -110,20 +110,21 @@ def judge(rewards: Sequence[float], rules: AdmissionRules) -> GroupVerdict:
     tied = len(set(rewards)) == 1 and (len(rewards) >= 2 or enough)
     failed = bool(rewards) and all(reward <= 0 for reward in rewards)
     passed = bool(rewards) and all(reward >= 1 for reward in rewards)
-    reasons = []
+    filtered = []
+    if failed and not rules.train_on_all_fail:
+        filtered.append("all fail (train_on_all_fail is false)")
+    if passed and not rules.train_on_all_pass:
+        filtered.append("all pass (train_on_all_pass is false)")
+    reasons = list(filtered)
     if not enough:
         reasons.append(f"{len(rewards)} eligible of at least {rules.min_trajectories}")
-    if failed and not rules.train_on_all_fail:
-        reasons.append("all fail (train_on_all_fail is false)")
-    if passed and not rules.train_on_all_pass:
-        reasons.append("all pass (train_on_all_pass is false)")
     if tied and not rules.train_on_zero_advantage:
         reasons.append("identical rewards (train_on_zero_advantage is false)")
     if not reasons:
         return GroupVerdict(True, None, "admitted", tied, failed, passed)
     if tied:
         outcome = GroupOutcome.NO_SIGNAL
-    elif enough:
+    elif filtered:
         outcome = GroupOutcome.FILTERED
     else:
         outcome = GroupOutcome.TOO_SMALL

@@ -5,6 +5,9 @@ order, epoch after epoch; a wave is graded completely before the next is drawn; 
 first ``batch_size`` eligible groups in the order they were drawn. Nothing is decided by the time
 at which a grade arrives, so a run repeats, and resumes, bit for bit.
 
+A wave draws exactly the groups that are missing. Drawing more would keep the last waves wider, but
+what is eligible beyond the batch could never be used: its policy is gone after the update.
+
 Task order is a permutation keyed by (seed, epoch), and every trajectory has a random stream keyed
 by (seed, task, epoch, sample): the collector's whole state is a cursor and its counters.
 """
@@ -27,7 +30,7 @@ from nbtrain.rollout.admission import (
     advantages,
     judge,
 )
-from nbtrain.rollout.rollouts import Rollouts, Sampling
+from nbtrain.rollout.rollouts import Rollouts, Sampling, Spent
 from nbtrain.rollout.types import Group, TaskView, TerminationReason
 
 TRAINING_STREAM = 0
@@ -63,6 +66,7 @@ class Batch:
     cut_short: str | None = None
     barren: bool = False
     seconds: float = 0.0
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def used(self) -> list[JudgedGroup]:
@@ -126,14 +130,10 @@ class Collector:
         """Groups started over the whole run."""
         return self._groups
 
-    @property
-    def started_trajectories(self) -> int:
-        """Trajectories started over the whole run."""
-        return self._trajectories
-
     def collect(self, step: int) -> Batch:
         """Assemble the batch of global step ``step`` under the current policy."""
         began = self._clock()
+        self._rollouts.take_spent()  # of validation
         deadline = began + self._settings.batch_timeout
         batch = Batch(step)
         eligible = 0
@@ -150,7 +150,10 @@ class Collector:
                 batch.groups.append(judged)
                 admitted = judged.outcome is GroupOutcome.USED
                 eligible += admitted
-                barren = set() if admitted else barren | {group.task_index}
+                if admitted:
+                    barren.clear()
+                else:
+                    barren.add(group.task_index)
             if not in_time:
                 batch.cut_short = (
                     f"batch_timeout_seconds ({self._settings.batch_timeout:g}) passed with "
@@ -164,16 +167,17 @@ class Collector:
                 batch.barren = eligible == 0
                 break
         batch.seconds = self._clock() - began
+        batch.spent = self._rollouts.take_spent()
         return batch
 
     def _run(self, wave: list[tuple[Group, TaskView]], deadline: float) -> bool:
         seed = self._settings.seed
         streams = [
             [
-                (seed, TRAINING_STREAM, int(group.task_id, 16), group.epoch, sample)
+                (seed, TRAINING_STREAM, task.key, group.epoch, sample)
                 for sample in range(self._settings.group_size)
             ]
-            for group, _ in wave
+            for group, task in wave
         ]
         in_time = self._rollouts.run(
             wave,

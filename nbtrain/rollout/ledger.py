@@ -2,7 +2,9 @@
 
 ``started = in flight + cancelled + completed`` and
 ``completed = used + no-signal + filtered + too small + discarded + pending``.
-``no_signal_groups`` counts every completed tied group; the equation uses those that did not train.
+``no_signal_groups`` counts every completed tied group, and ``all_success_groups`` and
+``all_failed_groups`` are subsets of it; the equation uses those that did not train. Attempted
+trajectories = correct + partial + incorrect (graded) + error + incomplete.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 from nbtrain.rollout.admission import GroupOutcome
 from nbtrain.rollout.collector import Batch, JudgedGroup
-from nbtrain.rollout.types import TerminationReason, Trajectory
+from nbtrain.rollout.types import Group, TerminationReason, Trajectory
 
 
 def step_ledger(batch: Batch) -> dict[str, Any]:
@@ -54,11 +56,12 @@ def _metrics(batch: Batch, trajectories: list[Trajectory], rewards: list[float])
         for t in judged.group.trajectories
     ]
     eligible = sum(a.eligible for judged in batch.groups for a in judged.admissions)
+    errors = sum(t.reward is None and t.reason is TerminationReason.ERROR for t in trajectories)
     cancelled = sum(len(group.trajectories) for group in batch.cancelled)
     metrics: dict[str, Any] = {
         "no_signal_not_trained": sum(j.outcome is GroupOutcome.NO_SIGNAL for j in batch.groups),
-        "all_success_groups": sum(j.verdict.all_success for j in batch.groups),
-        "all_failed_groups": sum(j.verdict.all_failed for j in batch.groups),
+        "all_success_groups": sum(j.verdict.tied and j.verdict.all_success for j in batch.groups),
+        "all_failed_groups": sum(j.verdict.tied and j.verdict.all_failed for j in batch.groups),
         "attempted_trajectories": len(trajectories) + cancelled,
         "completed_trajectories": len(trajectories),
         "graded_trajectories": len(graded),
@@ -66,8 +69,8 @@ def _metrics(batch: Batch, trajectories: list[Trajectory], rewards: list[float])
         "correct": sum(reward >= 1 for reward in rewards),
         "partial": sum(0 < reward < 1 for reward in rewards),
         "incorrect": sum(reward <= 0 for reward in rewards),
-        "error": sum(t.reason is TerminationReason.ERROR for t in trajectories),
-        "incomplete": len(trajectories) - len(graded) + cancelled,
+        "error": errors,
+        "incomplete": len(trajectories) - len(graded) - errors + cancelled,
         "termination_reasons": dict(Counter(str(t.reason) for t in trajectories)),
         "reward_std": _std(rewards),
         "tokens_taught_nothing": sum(len(t.token_ids) for t in taught_nothing),
@@ -79,6 +82,26 @@ def _metrics(batch: Batch, trajectories: list[Trajectory], rewards: list[float])
     if batch.cut_short:
         metrics["collection_ended"] = batch.cut_short
     return metrics
+
+
+def said(row: dict[str, Any]) -> str:
+    """A step's ledger as a sentence, for runs that taught nothing."""
+    metrics = row["metrics"]
+    parts = [
+        f"{row['no_signal_groups']} with identical rewards" if row["no_signal_groups"] else "",
+        f"{row['filtered_groups']} all failed or all passed" if row["filtered_groups"] else "",
+        f"{row['too_small_groups']} with too few eligible trajectories"
+        if row["too_small_groups"]
+        else "",
+    ]
+    told = ", ".join(part for part in parts if part)
+    text = f"In step {row['step']}, of {row['completed_groups']} groups: {told or 'none left out'}"
+    ungraded = metrics["completed_trajectories"] - metrics["graded_trajectories"]
+    if ungraded:
+        text += f"; {ungraded} of {metrics['completed_trajectories']} trajectories were not graded"
+    if row["avg_reward"] is not None:
+        text += f"; mean reward {row['avg_reward']:.3g}"
+    return text
 
 
 def group_row(judged: JudgedGroup, *, step: int) -> dict[str, Any]:
@@ -122,6 +145,15 @@ def trajectory_rows(judged: JudgedGroup, *, step: int, prompt: Any) -> list[dict
     return rows
 
 
+def cancelled_rows(group: Group, *, prompt: Any) -> list[dict[str, Any]]:
+    """The rows of a group that was cancelled before it was complete: none of it trains."""
+    return [
+        trajectory_row(trajectory, group.task_id, split="train", prompt=prompt)
+        | {"eligible": False, "verdict": "cancelled before its group was complete"}
+        for trajectory in group.trajectories
+    ]
+
+
 def trajectory_row(
     trajectory: Trajectory, task_id: str, *, split: str, prompt: Any
 ) -> dict[str, Any]:
@@ -141,7 +173,7 @@ def trajectory_row(
         "output_tokens": len(trajectory.token_ids),
         "policy_version": trajectory.versions[0] if trajectory.versions else None,
         "seconds": trajectory.seconds,
-        "error": error.strip().splitlines()[-1][:500] if error and error.strip() else None,
+        "error": error.strip().splitlines()[0][:500] if error and error.strip() else None,
         "text": {
             "prompt": prompt,
             "completion": trajectory.completion,

@@ -119,6 +119,7 @@ class RaggedSampler:
         self._last: Ids = np.zeros(0, np.int64)
         """Each row's newest token, the input of its next forward pass."""
         self._version = 0
+        self._admitted: list[int] = []
         self.counts = SamplerCounts()
 
     @property
@@ -136,6 +137,11 @@ class RaggedSampler:
         """Bytes allocated for keys and values, prefilled prompts included."""
         tokens = self._prompt_tokens()
         return self._store.nbytes + tokens * self._forward.shape.bytes_per_token
+
+    def admitted(self) -> list[int]:
+        """Requests that got a slot since the last call."""
+        new, self._admitted = self._admitted, []
+        return new
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Queue requests; they are admitted in order as slots and memory allow.
@@ -246,8 +252,9 @@ class RaggedSampler:
             # Nothing runs, so only leftovers of earlier replies can be in the way.
             self.release()
             batch = self._fitting()
-        for _ in batch:
+        for item in batch:
             self._queue.popleft()
+            self._admitted.append(item.request.request_id)
         return batch
 
     def _fitting(self) -> list[_Queued]:

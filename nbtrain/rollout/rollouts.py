@@ -27,6 +27,9 @@ from nbtrain.rollout.types import (
 
 _GRADE_WAIT_SECONDS = 0.05
 
+_MOST_UNGRADED = 512
+"""Groups that may wait for their grades; sampling holds still above that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -34,7 +37,7 @@ class Sampling:
 
     ``max_new_tokens`` bounds a reply, ``max_trajectory_tokens`` all replies of a trajectory and
     ``max_context`` prompt and replies together. ``timeout`` bounds the seconds from a trajectory's
-    start to its last token; waiting for its turn does not count.
+    first token to its last; waiting for its turn does not count.
     """
 
     max_new_tokens: int
@@ -64,12 +67,11 @@ class Decode(Protocol):
 
 @dataclass(slots=True)
 class _Open:
-    """A group under way: how many of its trajectories are still being sampled, and since when."""
+    """A group under way, and how many of its trajectories are still being sampled."""
 
     group: Group
     task: TaskView
     sampling: int
-    started: float
     graded: bool = False
     by_request: dict[int, Trajectory] = field(default_factory=dict)
 
@@ -100,7 +102,12 @@ class Rollouts:
         self._clock = clock
         self._next_request = 0
         self._round = 0
-        self.spent = Spent()
+        self._spent = Spent()
+
+    def take_spent(self) -> Spent:
+        """Seconds spent since the last call."""
+        spent, self._spent = self._spent, Spent()
+        return spent
 
     def run(
         self,
@@ -136,7 +143,7 @@ class Rollouts:
         opened: dict[int, _Open] = {}
         owner: dict[int, _Open] = {}
         for (group, task), keys in zip(groups, streams, strict=True):
-            one = _Open(group, task, len(keys), self._clock())
+            one = _Open(group, task, len(keys))
             opened[group.group_id] = one
             for sample, stream in enumerate(keys):
                 request = self._request(task, sampling, stream)
@@ -152,16 +159,17 @@ class Rollouts:
                 self._abandon(opened, [request.request_id for request in waiting])
                 return False
             room = max_in_flight - self._sampler.pending
-            if waiting and room > 0:
+            if waiting and room > 0 and self._rewards.pending < _MOST_UNGRADED:
                 batch = [waiting.popleft() for _ in range(min(room, len(waiting)))]
                 self._sampler.submit(batch)
-                begun |= dict.fromkeys((r.request_id for r in batch), self._clock())
             if self._sampler.pending:
                 began = self._clock()
-                for done in [*self._sampler.step(), *self._overdue(begun, sampling.timeout)]:
-                    del begun[done.request_id]
-                    self._ended(owner[done.request_id], done, sampling)
-                self.spent.sampling += self._clock() - began
+                finished = self._sampler.step()
+                begun |= dict.fromkeys(self._sampler.admitted(), began)
+                for done in [*finished, *self._overdue(begun, sampling.timeout)]:
+                    seconds = self._clock() - begun.pop(done.request_id)
+                    self._ended(owner[done.request_id], done, sampling, seconds)
+                self._spent.sampling += self._clock() - began
             ungraded -= self._take_grades(opened, block=not self._sampler.pending)
         return True
 
@@ -220,12 +228,12 @@ class Rollouts:
         group.trajectories.append(trajectory)
         return trajectory
 
-    def _ended(self, one: _Open, sample: Sample, sampling: Sampling) -> None:
+    def _ended(self, one: _Open, sample: Sample, sampling: Sampling, seconds: float) -> None:
         trajectory = one.by_request[sample.request_id]
         trajectory.token_ids = sample.token_ids
         trajectory.logprobs = sample.logprobs
         trajectory.versions = sample.versions
-        trajectory.seconds = self._clock() - one.started
+        trajectory.seconds = seconds
         trajectory.completion = self._decode(sample.token_ids)
         if sample.finish is Finish.STOP:
             trajectory.reason = TerminationReason.ENV_DONE
@@ -254,7 +262,7 @@ class Rollouts:
         began = self._clock()
         finished = self._rewards.finished(_GRADE_WAIT_SECONDS if block else 0.0)
         if block:
-            self.spent.grading += self._clock() - began
+            self._spent.grading += self._clock() - began
         taken = 0
         for (at, key), grades in finished:
             if at != self._round:

@@ -2,7 +2,8 @@
 
 A reply's uniforms are a function of its stream alone, and the choice is a search in the
 cumulative distribution in vocabulary order. So the sampled ids depend on the stream and the
-policy, not on which other replies share the batch.
+policy; which other replies share the batch matters only where rounding tips a uniform that lies at
+the edge between two tokens (never seen in fp32, 2 of 1,024 replies in bf16).
 """
 
 from __future__ import annotations

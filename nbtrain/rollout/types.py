@@ -23,7 +23,7 @@ class TerminationReason(StrEnum):
     MAX_TURNS = "MAX_TURNS"
     """The turn limit."""
     TIMEOUT = "TIMEOUT"
-    """The trajectory's time limit, grading included."""
+    """The trajectory's time limit. (A grade has a limit of its own, ``reward_timeout_seconds``.)"""
     ERROR = "ERROR"
     """Execution, environment or grading failed, or no grade came."""
     STALE = "STALE"
@@ -37,8 +37,9 @@ class SampleRequest:
     """One reply to sample.
 
     Requests with equal ``prompt_ids`` submitted together share one prefill. ``stream`` keys the
-    reply's own random stream: one uniform per token, so the sampled ids depend on the stream and
-    the policy alone, never on what else is being decoded. ``temperature`` 0 is greedy;
+    reply's own random stream: one uniform per token, so in exact arithmetic the sampled ids depend
+    on the stream and the policy alone; below float64 what else is decoded can tip a uniform that
+    lies within rounding of the edge between two tokens. ``temperature`` 0 is greedy;
     ``top_p`` 1 and ``top_k`` -1 cut nothing.
     """
 
@@ -93,6 +94,10 @@ class Sampler(Protocol):
         """Stop these requests, queued or running, and return what they had sampled."""
         ...
 
+    def admitted(self) -> list[int]:
+        """Requests that have come out of the queue since the last call."""
+        ...
+
     def new_policy(self, version: int) -> None:
         """The weights have changed: tokens from now on carry ``version``."""
         ...
@@ -145,3 +150,10 @@ class TaskView:
     prompt_ids: tuple[int, ...]
     prompt: Any
     columns: dict[str, Any]
+    occurrence: int = 0
+    """Number among the tasks of equal content, so that equal rows sample different replies."""
+
+    @property
+    def key(self) -> int:
+        """The integer that keys this task's random streams."""
+        return int(self.task_id, 16) + (self.occurrence << 64)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
+
+from nbtrain.errors import StoreError
+
+log = logging.getLogger("nbtrain.training")
 
 COMMAND_SECONDS = 0.25
 PROGRESS_SECONDS = 1.0
@@ -51,6 +56,13 @@ class Control:
         """Raise :class:`Cancelled` when the run is to stop."""
         if self._stop is not None:
             raise Cancelled(self._stop)
+        try:
+            self._look()
+        except StoreError as error:
+            # A store that is locked for a while is no reason to stop training.
+            log.warning("commands and heartbeat wait: %s", error)
+
+    def _look(self) -> None:
         now = self._clock()
         if now >= self._next_beat:
             self._next_beat = now + PROGRESS_SECONDS

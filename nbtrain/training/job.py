@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
+import json
 import logging
 import os
 import sys
-import time
 import traceback
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import psutil
 import torch
-from accelerate import Accelerator
 
-from nbtrain.catalog import Catalog, tokenizer_digest
+from nbtrain.catalog import Catalog, Workload, tokenizer_digest
 from nbtrain.errors import NbtrainError, Problem, StartChecksFailed
 from nbtrain.plan.phases import Phase
 from nbtrain.plan.resolved import ResolvedPlan
@@ -31,8 +28,11 @@ from nbtrain.rollout.tokens import decode_completion, end_ids, render_prompt
 from nbtrain.rollout.types import Group, TaskView
 from nbtrain.store import RunWriter, Store, StoredRun, open_store
 from nbtrain.training import checkpoints, setup
+from nbtrain.training.certificate import certificate
 from nbtrain.training.control import Cancelled, Control
-from nbtrain.training.loop import Ending, Loop, LoopState, environment
+from nbtrain.training.environment import describe, emulated, kv_budget, rank_device
+from nbtrain.training.lock import sole_writer
+from nbtrain.training.loop import Ending, Loop, LoopState
 from nbtrain.training.outcome import Outcome, outcome_path
 from nbtrain.training.policy import Policy, load_tokenizer
 from nbtrain.training.prepare_model import weights_folder
@@ -57,7 +57,7 @@ def run_attempt(run_id: str, attempt: int) -> int:
     folder = store.run_folder(run.run_id)
     path = outcome_path(folder, attempt)
     try:
-        with _sole_writer(folder):
+        with sole_writer(folder):
             ending = Job(store, run, attempt).run()
         if ending.failure is not None:
             outcome = Outcome("failed", failure=ending.failure)
@@ -70,7 +70,7 @@ def run_attempt(run_id: str, attempt: int) -> int:
     except Exception as error:
         traceback.print_exc()
         outcome = Outcome("failed", failure=_sentence(error))
-    log.info("attempt %d: %s", attempt, outcome)
+    log.info("attempt %d %s: %s", attempt, outcome.result, outcome.failure or outcome.ended or "")
     outcome.write(path)
     return 1 if outcome.result == "failed" else 0
 
@@ -84,6 +84,8 @@ class _Parts:
     rollouts: Rollouts
     train: list[TaskView]
     held_out: list[TaskView]
+    tokenizer_fingerprint: str
+    environment: dict[str, Any]
 
 
 class Job:
@@ -96,7 +98,7 @@ class Job:
         self._plan = ResolvedPlan.from_json(run.resolved)
         self._folder = store.run_folder(run.run_id)
         self._writer = RunWriter(store, run.key, attempt)
-        self._tokenizer_fingerprint = ""
+        self._remarks: list[str] = []
         self._control = Control(
             self._writer.unhandled_commands,
             self._writer.handled,
@@ -106,18 +108,21 @@ class Job:
     def run(self) -> Ending:
         """Start up, check, train. Raises :class:`Cancelled` when stopped."""
         self._control.listen_for_sigterm()
-        device = _device()
+        device = rank_device()
         with ExitStack() as stack:
             parts = self._start(device, stack)
             loop = self._loop(parts)
-            self._move(Phase.TRAINING, self._restore(loop))
+            restored = self._restore(loop, parts)
+            self._move(Phase.TRAINING, "; ".join([*filter(None, [restored]), *self._remarks]))
             ending = loop.run()
             self._move(Phase.RECORDING)
         return ending
 
-    def _move(self, phase: Phase, message: str | None = None) -> None:
+    def _move(self, phase: Phase, message: str = "") -> None:
         """Enter a phase. An attempt that may not has been stopped or replaced meanwhile."""
-        moved = self._store.move_phase(self._run.key, phase, attempt=self._attempt, message=message)
+        moved = self._store.move_phase(
+            self._run.key, phase, attempt=self._attempt, message=message or None
+        )
         if not moved:
             msg = f"the run may not enter {phase}: it has been stopped"
             raise Cancelled(msg)
@@ -129,18 +134,7 @@ class Job:
         problems = self._same_model(folder)
         tokenizer = load_tokenizer(folder)
         workload = Catalog(self._store).workload(plan.workload.workload_id)
-        split = workload.split(validation=plan["val_enabled"])
-
-        def render(prompt: Any) -> tuple[int, ...]:
-            return render_prompt(tokenizer, prompt, raw=workload.raw)
-
-        context = plan.base_model.max_context
-        train, more = view_tasks(split.train_tasks, render, max_context=context, side="training")
-        problems += more
-        held_out, more = view_tasks(
-            split.held_out_tasks, render, max_context=context, side="held-out"
-        )
-        problems += more
+        train, held_out = self._views(workload, tokenizer, problems)
         rewards = stack.enter_context(
             RewardPool(
                 workload.rewards_path,
@@ -149,16 +143,11 @@ class Job:
                 log_path=self._folder / "logs" / "rewards.log",
             )
         )
-        policy = setup.load_policy(plan, folder, device)
-        stops = end_ids(policy.model.generation_config, tokenizer)
-        sampler = RaggedSampler(
-            policy.model,
-            slots=max(plan["max_concurrent_trajectories"], plan["val_max_concurrent_trajectories"]),
-            eos_ids=stops,
-            pad_id=tokenizer.pad_token_id,
-            max_context=context,
-            kv_budget_bytes=_kv_budget(device),
-        )
+        budget = kv_budget(device, self._parent_environment())
+        ready = self._model(folder, tokenizer, device, budget, problems)
+        if ready is None or not train:
+            raise StartChecksFailed(problems)
+        policy, sampler, stops = ready
         chat = not workload.raw and tokenizer.chat_template is not None
         rollouts = Rollouts(
             sampler,
@@ -167,17 +156,22 @@ class Job:
             chat=chat,
             tick=self._control,
         )
-        parts = _Parts(policy, sampler, rollouts, train, held_out)
-        if train:
-            problems += self._try_reward(parts, rewards, chat=chat)
+        problems += self._try_reward(policy, rollouts, rewards, train[0], chat=chat)
         if problems:
             raise StartChecksFailed(problems)
-        return parts
+        return _Parts(
+            policy,
+            sampler,
+            rollouts,
+            train,
+            held_out,
+            tokenizer_digest(folder),
+            describe(device, precision=plan["precision"], kv_budget_bytes=budget),
+        )
 
     def _same_model(self, folder: Path) -> list[Problem]:
         """The folder's files are still those that the plan was checked with."""
         planned = self._plan.base_model
-        self._tokenizer_fingerprint = tokenizer_digest(folder)
         if planned.kind not in ("embedded", "folder"):
             return []  # converted or downloaded under its fingerprint
         found = Catalog(self._store).base_model(planned.location).fingerprint
@@ -187,24 +181,88 @@ class Job:
         allowed = f"fingerprint {planned.fingerprint[:12]}"
         return [Problem("base_model_slug", message, found=found[:12], allowed=allowed)]
 
-    def _try_reward(self, parts: _Parts, rewards: RewardPool, *, chat: bool) -> list[Problem]:
+    def _views(
+        self, workload: Workload, tokenizer: Any, problems: list[Problem]
+    ) -> tuple[list[TaskView], list[TaskView]]:
+        """Both sides' tasks as ids; adds what is wrong with them to ``problems``."""
+        split = workload.split(validation=self._plan["val_enabled"])
+        if split.train_digest != self._plan.workload.train_digest:
+            message = "the workload's tasks are not those that the plan was checked with"
+            problems.append(Problem("workload", message))
+
+        def render(prompt: Any) -> tuple[int, ...]:
+            return tuple(render_prompt(tokenizer, prompt, raw=workload.raw))
+
+        context = self._plan.base_model.max_context
+        sides = []
+        for side, tasks in (("training", split.train_tasks), ("held-out", split.held_out_tasks)):
+            views, more = view_tasks(tasks, render, max_context=context, side=side)
+            problems += more
+            sides.append(views)
+        return sides[0], sides[1]
+
+    def _model(
+        self,
+        folder: Path,
+        tokenizer: Any,
+        device: torch.device,
+        budget: int,
+        problems: list[Problem],
+    ) -> tuple[Policy, RaggedSampler, tuple[int, ...]] | None:
+        """Policy, sampler and end ids; ``None`` with what is wrong added to ``problems``."""
+        plan = self._plan
+        try:
+            policy = setup.load_policy(plan, folder, device)
+            stops = tuple(end_ids(policy.model.generation_config, tokenizer))
+            sampler = RaggedSampler(
+                policy.model,
+                slots=max(
+                    plan["max_concurrent_trajectories"], plan["val_max_concurrent_trajectories"]
+                ),
+                eos_ids=stops,
+                pad_id=tokenizer.pad_token_id,
+                max_context=plan.base_model.max_context,
+                kv_budget_bytes=budget,
+            )
+        except StartChecksFailed as error:
+            problems += error.problems
+            return None
+        except ValueError as error:
+            problems.append(Problem("base_model_slug", f"the model cannot be sampled: {error}"))
+            return None
+        remark = emulated(plan["precision"], device)
+        if remark is not None:
+            self._remark(remark)
+        return policy, sampler, stops
+
+    def _try_reward(
+        self,
+        policy: Policy,
+        rollouts: Rollouts,
+        rewards: RewardPool,
+        task: TaskView,
+        *,
+        chat: bool,
+    ) -> list[Problem]:
         """Sample one group and score it in the real worker process."""
-        task = parts.train[0]
         group = Group(0, 0, task.task_id, 0)
         streams = [(self._plan["seed"], TRIAL_STREAM, k) for k in range(self._plan["group_size"])]
-        sampling = setup.training_sampling(self._plan, parts.policy)
-        texts = parts.rollouts.sample_only(group, task, streams, sampling)
+        sampling = setup.training_sampling(self._plan, policy)
         request = GradeRequest(
             prompt=task.prompt,
-            completions=texts,
+            completions=rollouts.sample_only(group, task, streams, sampling),
             columns=task.columns,
             raw=not chat,
             task_id=task.task_id,
         )
         tried = trial(rewards, request)
         for warning in tried.warnings:
-            log.warning("start check: %s", warning)
+            self._remark(warning)
         return tried
+
+    def _remark(self, text: str) -> None:
+        log.warning("start check: %s", text)
+        self._remarks.append(text)
 
     def _loop(self, parts: _Parts) -> Loop:
         plan = self._plan
@@ -227,13 +285,12 @@ class Job:
             self._writer,
             self._folder,
             parts.policy,
-            run_key=self._run.key,
             identity={
                 "run_id": self._run.run_id,
                 "attempt": self._attempt,
                 "base_model_slug": plan.base_model.slug,
                 "base_fingerprint": plan.base_model.fingerprint,
-                "tokenizer_fingerprint": self._tokenizer_fingerprint,
+                "tokenizer_fingerprint": parts.tokenizer_fingerprint,
                 "workload_id": plan.workload.workload_id,
                 "config_hash": plan.config_hash,
             },
@@ -247,94 +304,45 @@ class Job:
             validator=validator,
             recorder=recorder,
             tasks=parts.train,
+            environment=parts.environment,
         )
 
-    def _restore(self, loop: Loop) -> str | None:
+    def _restore(self, loop: Loop, parts: _Parts) -> str | None:
         """Go on from the parent checkpoint; says what was restored."""
         parent = self._plan.parent
         if parent is None:
             return None
-        weights_only = self._plan["load_weights_only"]
         loaded = checkpoints.load(
             Path(parent.path),
             base_fingerprint=self._plan.base_model.fingerprint,
-            tokenizer_fingerprint=self._tokenizer_fingerprint,
-            training_state=not weights_only,
+            tokenizer_fingerprint=parts.tokenizer_fingerprint,
+            training_state=not self._plan["load_weights_only"],
         )
         if loaded.state is None or loaded.optimizer is None:
             loop.load_weights(loaded.adapter)
             return "restored weights only: fresh optimizer, schedule and data order"
         loop.load_state_dict(LoopState(loaded.state, loaded.adapter, loaded.optimizer))
-        return certificate(loop, loaded.state)
-
-
-def certificate(loop: Loop, state: dict[str, Any]) -> str:
-    """What a resume restored, from where to where, and the rate before and after."""
-    settings = loop.settings
-    before = state["schedule"]["learning_rate"]
-    after = settings.rate(loop.step + 1)
-    changed = [
-        f"{name} {state['environment'].get(name)} -> {value}"
-        for name, value in environment().items()
-        if state["environment"].get(name) != value
-    ]
-    text = (
-        f"restored adapter, optimizer ({loop.updates} updates), schedule, random state and data "
-        f"position: step {loop.step} to {settings.total_steps}, "
-        f"{settings.total_steps - loop.step} updates, learning rate {before:.3g} -> {after:.3g}"
-    )
-    return f"{text}; not exact: {', '.join(changed)}" if changed else f"{text}; exact"
-
-
-def _device() -> torch.device:
-    """The rank's device, by Accelerate; several ranks are refused until they are built."""
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
-    expected = int(os.environ.get("WORLD_SIZE", "1"))
-    if accelerator.num_processes != expected or expected != 1:
-        raise StartChecksFailed(
-            [
-                Problem(
-                    field="world size",
-                    message=f"{accelerator.num_processes} processes started, {expected} expected",
-                    found=accelerator.num_processes,
-                    allowed="1 (several ranks are not built yet)",
-                )
-            ]
+        before = ResolvedPlan.from_json(self._store.find_run(parent.run_id).resolved)
+        return certificate(
+            loaded.state,
+            total_steps=self._plan.total_steps,
+            rate_after=loop.settings.rate(loop.step + 1),
+            environment=parts.environment,
+            options=self._plan.options,
+            parent_options=before.options,
         )
-    if accelerator.device.type == "cpu":
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    return torch.device(accelerator.device)
 
-
-def _kv_budget(device: torch.device) -> int:
-    """Bytes that keys and values may take: a third of what is free now."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) // 3
-    return int(psutil.virtual_memory().available) // 3
-
-
-class _sole_writer:  # noqa: N801
-    """Holds the run folder's lock: one writer per run folder, for as long as it writes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "writer.lock"
-        self._file: IO[str] | None = None
-
-    def __enter__(self) -> None:
-        self._file = self._path.open("w")
-        for _ in range(50):  # a killed predecessor's children may take a moment to go
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.1)
-            else:
-                return
-        msg = f"another process is writing to {self._path.parent.name}"
-        raise NbtrainError(msg)
-
-    def __exit__(self, *exc: object) -> None:
-        assert self._file is not None
-        self._file.close()
+    def _parent_environment(self) -> dict[str, Any] | None:
+        """Where the parent's checkpoint was saved; it is verified when it is loaded."""
+        parent = self._plan.parent
+        if parent is None or self._plan["load_weights_only"]:
+            return None
+        try:
+            state = json.loads((Path(parent.path) / checkpoints.STATE).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        found: dict[str, Any] = state.get("environment", {})
+        return found
 
 
 def _sentence(error: Exception) -> str:

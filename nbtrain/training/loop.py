@@ -6,7 +6,6 @@ states do the same from there on, bit for bit on one machine, thread count and v
 
 from __future__ import annotations
 
-import platform
 import random
 import time
 from collections.abc import Callable
@@ -18,12 +17,18 @@ from torch import Tensor
 
 from nbtrain.plan.schedule import learning_rate
 from nbtrain.rollout.collector import Batch, Collector
-from nbtrain.rollout.ledger import group_row, step_ledger, trajectory_rows
+from nbtrain.rollout.ledger import (
+    cancelled_rows,
+    group_row,
+    said,
+    step_ledger,
+    trajectory_rows,
+)
 from nbtrain.rollout.types import Sampler, TaskView
 from nbtrain.training.cadence import checkpoint_due, validation_due
 from nbtrain.training.policy import Policy
 from nbtrain.training.update import Updater, UpdateReport
-from nbtrain.training.validation import Round, Validator
+from nbtrain.training.validation import Validator
 
 BARREN_STEPS = 5
 """Steps in a row that may end without one eligible group before the run ends."""
@@ -107,6 +112,7 @@ class Loop:
         validator: Validator | None,
         recorder: Recorder,
         tasks: list[TaskView],
+        environment: dict[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -117,12 +123,15 @@ class Loop:
         self._validator = validator
         self._recorder = recorder
         self._prompts = {task.task_id: task.prompt for task in tasks}
+        self._environment = environment or {}
         self._clock = clock
         self.step = settings.start_step
         self.version = 0
         self.updates = 0
         self.barren = 0
         self.not_finite = 0
+        self._between = {"validation": 0.0, "saving": 0.0}
+        self._last_step = ""
 
     def state_dict(self) -> LoopState:
         """The loop between two steps."""
@@ -135,7 +144,7 @@ class Loop:
             "collector": self._collector.state_dict(),
             "rng": {"torch": _bytes(torch.get_rng_state()), "python": _python_rng()},
             "schedule": {"learning_rate": self.settings.rate(max(self.step, 1))},
-            "environment": environment(),
+            "environment": self._environment,
         }
         return LoopState(plain, self.policy.adapter_state(), self._updater.optimizer_state())
 
@@ -162,33 +171,41 @@ class Loop:
 
     def run(self) -> Ending:
         """Train to the final step, or to where nothing is left to learn."""
-        self._validate()
+        if self._validation_due():
+            self._validate()
         self._save("start")
         while self.step < self.settings.total_steps:
-            report = self.advance()
+            self.advance()
             last = self.step == self.settings.total_steps
             if self.not_finite >= NOT_FINITE_STEPS:
                 reason = f"the loss or gradient was not finite in {self.not_finite} steps in a row"
                 return Ending(failure=reason)
             if self.barren >= BARREN_STEPS:
-                return self._nothing_left(report)
-            if self._due(validation_due, self.settings.val_interval):
+                return self._nothing_left()
+            if self._validation_due():
                 self._validate()
-            if self._due(checkpoint_due, self.settings.checkpoint_interval):
+            if self._checkpoint_due():
                 self._save("final" if last else "interval")
         if self.updates == 0:
-            return Ending(ended="no weight changed: no step had a gradient")
+            return Ending(ended=f"no weight changed: no step had a gradient. {self._last_step}")
         return Ending()
 
     def advance(self) -> UpdateReport:
         """Run one step and record it."""
-        began = self._clock()
         step = self.step + 1
         rate = self.settings.rate(step)
+        sampled_by = self.version
         batch = self._collector.collect(step)
-        collected = self._clock()
+        began = self._clock()
         report = self._updater.update(batch.used, rate)
-        trained = self._clock()
+        seconds = {
+            "sampling": batch.spent.sampling,
+            "grading": batch.spent.grading,
+            "waiting": batch.seconds - batch.spent.sampling - batch.spent.grading,
+            "loss": self._clock() - began,
+            **self._between,  # since the step before
+        }
+        self._between = dict.fromkeys(self._between, 0.0)
         self.step = step
         if report.applied:
             self.updates += 1
@@ -197,17 +214,21 @@ class Loop:
         self.barren = self.barren + 1 if batch.barren else 0
         broken = report.skipped is not None and "not finite" in report.skipped
         self.not_finite = self.not_finite + 1 if broken else 0
-        seconds = {"collecting": collected - began, "loss": trained - collected}
-        self._record(batch, report, rate, seconds)
+        self._record(batch, report, rate, sampled_by, seconds)
         return report
 
     def _record(
-        self, batch: Batch, report: UpdateReport, rate: float, seconds: dict[str, float]
+        self,
+        batch: Batch,
+        report: UpdateReport,
+        rate: float,
+        sampled_by: int,
+        seconds: dict[str, float],
     ) -> None:
         row = step_ledger(batch)
         metrics = row["metrics"] | report.metrics
         metrics.pop("loss", None)
-        metrics["policy_version"] = self.version
+        metrics["policy_version"] = sampled_by
         metrics |= {f"seconds_{part}": value for part, value in seconds.items()}
         row |= {
             "step": batch.step,
@@ -218,6 +239,7 @@ class Loop:
             "started_groups": self._collector.started_groups,
             "metrics": metrics,
         }
+        self._last_step = said(row)
         groups = [group_row(judged, step=batch.step) for judged in batch.groups]
         trajectories = [
             line
@@ -226,59 +248,54 @@ class Loop:
                 judged, step=batch.step, prompt=self._prompts[judged.group.task_id]
             )
         ]
+        for group in batch.cancelled:
+            trajectories += cancelled_rows(group, prompt=self._prompts[group.task_id])
         self._recorder.step(row, groups, trajectories)
 
-    def _due(self, rule: Callable[..., bool], interval: int) -> bool:
-        limits: dict[str, Any] = {
-            "start": self.settings.start_step,
-            "total": self.settings.total_steps,
-            "interval": interval,
-        }
-        if rule is validation_due:
-            limits["enabled"] = self.settings.val_enabled
-        return rule(self.step, **limits)
+    def _validation_due(self) -> bool:
+        settings = self.settings
+        return validation_due(
+            self.step,
+            enabled=settings.val_enabled,
+            interval=settings.val_interval,
+            start=settings.start_step,
+            total=settings.total_steps,
+        )
 
-    def _validate(self) -> Round | None:
-        if self._validator is None or not self._due(validation_due, self.settings.val_interval):
-            return None
+    def _checkpoint_due(self) -> bool:
+        settings = self.settings
+        return checkpoint_due(
+            self.step,
+            interval=settings.checkpoint_interval,
+            start=settings.start_step,
+            total=settings.total_steps,
+        )
+
+    def _validate(self) -> None:
+        """A round of the current policy, where the run validates at all."""
+        if self._validator is None:
+            return
+        began = self._clock()
         done = self._validator.run(step=self.step, policy_version=self.version)
         self._recorder.validation(done.row, done.trajectories)
-        return done
+        self._between["validation"] += self._clock() - began
 
     def _save(self, reason: str) -> None:
+        began = self._clock()
         self._recorder.checkpoint(self.step, reason, self.state_dict())
+        self._between["saving"] += self._clock() - began
 
-    def _nothing_left(self, report: UpdateReport) -> Ending:
+    def _nothing_left(self) -> Ending:
         reason = (
             f"nothing left to learn from these tasks: {self.barren} steps in a row found no "
             "eligible group in a full pass over them"
         )
         if self.updates == 0:
-            return Ending(failure=f"no update was ever applied; {reason}")
-        if self._validator is not None and not self._due(
-            validation_due, self.settings.val_interval
-        ):
-            done = self._validator.run(step=self.step, policy_version=self.version)
-            self._recorder.validation(done.row, done.trajectories)
+            return Ending(failure=f"no update was ever applied; {reason}. {self._last_step}")
+        if self.settings.val_enabled:
+            self._validate()
         self._save("final")
         return Ending(ended=reason)
-
-
-def environment() -> dict[str, Any]:
-    """What exactness depends on besides the state: a resume compares it and says if it differs."""
-    import accelerate
-    import peft
-    import transformers
-
-    return {
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "peft": peft.__version__,
-        "accelerate": accelerate.__version__,
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "machine": platform.machine(),
-    }
 
 
 def _why(skipped: str, cut_short: str | None) -> str:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from sqlalchemy.exc import OperationalError
+
+from nbtrain.errors import StoreError
 from nbtrain.store import RunWriter, Store
 from nbtrain.training import checkpoints
 from nbtrain.training.checkpoints import Identity
 from nbtrain.training.loop import LoopState
 from nbtrain.training.policy import Policy
 from nbtrain.training.retention import Kept, sweep_training_states
+
+log = logging.getLogger("nbtrain.training")
+
+_T = TypeVar("_T")
+
+_PATIENCE_SECONDS = 60.0
+"""How long a store that is locked, or a disk that is full, is waited for."""
 
 
 class StoreRecorder:
@@ -23,71 +38,85 @@ class StoreRecorder:
         folder: Path,
         policy: Policy,
         *,
-        run_key: int,
         identity: dict[str, Any],
     ) -> None:
         self._store = store
         self._writer = writer
         self._folder = folder / "checkpoints"
         self._policy = policy
-        self._run_key = run_key
         self._identity = identity
+        self._held_out: dict[int, float] = {}
+        self._holding: list[Kept] = []  # what this attempt saved and still has training state
         checkpoints.clear_partial(self._folder)
 
     def step(
         self, row: dict[str, Any], groups: list[dict[str, Any]], trajectories: list[dict[str, Any]]
     ) -> None:
         """Commit a step with its groups and trajectories, in one transaction."""
-        self._writer.commit_step(row, groups, trajectories)
+        insist(lambda: self._writer.commit_step(row, groups, trajectories))
 
     def validation(self, row: dict[str, Any], trajectories: list[dict[str, Any]]) -> None:
         """Commit a validation round with its samples."""
-        self._writer.commit_validation(row, trajectories)
+        insist(lambda: self._writer.commit_validation(row, trajectories))
+        if row["round_completed"] and row["held_out_reward"] is not None:
+            self._held_out[row["step"]] = row["held_out_reward"]
 
     def checkpoint(self, step: int, reason: str, state: LoopState) -> None:
         """Write a checkpoint, commit it, then let older training state go."""
         identity = Identity(step=step, **self._identity)
-        saved = checkpoints.save(
-            self._folder,
-            identity,
-            adapter=state.adapter,
-            adapter_config=self._policy.adapter_config(),
-            optimizer=state.optimizer,
-            state=state.plain,
+        saved = insist(
+            lambda: checkpoints.save(
+                self._folder,
+                identity,
+                adapter=state.adapter,
+                adapter_config=self._policy.adapter_config(),
+                optimizer=state.optimizer,
+                state=state.plain,
+            )
         )
-        self._writer.commit_checkpoint(
-            {
-                "checkpoint_id": saved.checkpoint_id,
-                "step": step,
-                "weights": True,
-                "training_state": True,
-                "path": str(saved.path),
-                "size_bytes": saved.size_bytes,
-                "manifest_digest": saved.manifest_digest,
-                "base_model_slug": identity.base_model_slug,
-                "base_fingerprint": identity.base_fingerprint,
-                "workload_id": identity.workload_id,
-                "reason": reason,
-            }
-        )
+        row = {
+            "checkpoint_id": saved.checkpoint_id,
+            "step": step,
+            "weights": True,
+            "training_state": True,
+            "path": str(saved.path),
+            "size_bytes": saved.size_bytes,
+            "manifest_digest": saved.manifest_digest,
+            "base_model_slug": identity.base_model_slug,
+            "base_fingerprint": identity.base_fingerprint,
+            "workload_id": identity.workload_id,
+            "reason": reason,
+        }
+        insist(lambda: self._writer.commit_checkpoint(row))
+        self._holding.append(Kept(saved.checkpoint_id, step, True))
         self._sweep()
 
     def _sweep(self) -> None:
-        rows = self._store.checkpoints(self._run_key)
-        held_out = {
-            row["step"]: row["held_out_reward"]
-            for row in self._store.validation_rounds(self._run_key)
-            if row["round_completed"]
-        }
-        listed = [
-            Kept(
-                row.checkpoint_id, row.step, row.training_state, row.pinned, held_out.get(row.step)
-            )
-            for row in rows
-        ]
+        """Drop training state; what is pinned or gone on from meanwhile, the store knows."""
+        listed = [replace(c, held_out_reward=self._held_out.get(c.step)) for c in self._holding]
         referenced = self._store.referenced_checkpoints()
-        for checkpoint_id in sweep_training_states(listed, referenced=referenced):
+        swept = set(sweep_training_states(listed, referenced=referenced))
+        for checkpoint_id in swept:
             # The store forgets it first: a listed training state is always there.
-            path = self._store.drop_training_state(checkpoint_id)
+            path = insist(partial(self._store.drop_training_state, checkpoint_id))
             if path is not None:
                 checkpoints.drop_training_state(Path(path))
+        self._holding = [c for c in self._holding if c.checkpoint_id not in swept]
+
+
+def insist(action: Callable[[], _T], *, patience: float = _PATIENCE_SECONDS) -> _T:
+    """Do ``action`` though the store may be locked, or the disk full, for a while.
+
+    Everything recorded is whole or not at all, so it can be tried again. Raises what the last try
+    raised once ``patience`` seconds are over.
+    """
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return action()
+        except (StoreError, OSError) as error:
+            passing = isinstance(error, OSError) or isinstance(error.__cause__, OperationalError)
+            if not passing or time.monotonic() >= end:
+                raise
+            log.warning("recording waits: %s", error)
+            time.sleep(1.0)

@@ -5,6 +5,7 @@ All of them run, and all that fails is said at once; a failed check leaves no up
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ def view_tasks(
     views: list[TaskView] = []
     too_long: list[tuple[int, int]] = []
     broken: list[tuple[int, str]] = []
+    seen: Counter[str] = Counter()
     for number, task in enumerate(tasks, 1):
         try:
             ids = render(task.prompt)
@@ -35,7 +37,9 @@ def view_tasks(
         if len(ids) >= max_context:
             too_long.append((number, len(ids)))
             continue
-        views.append(TaskView(task.task_id, ids, task.prompt, dict(task.columns)))
+        occurrence = seen[task.task_id]
+        seen[task.task_id] += 1
+        views.append(TaskView(task.task_id, ids, task.prompt, dict(task.columns), occurrence))
     problems = []
     if too_long:
         rows = ", ".join(f"{row} ({count} tokens)" for row, count in too_long[:ROWS_NAMED])

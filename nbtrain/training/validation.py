@@ -68,10 +68,7 @@ class Validator:
             for number, task in enumerate(self._tasks)
         ]
         streams = [
-            [
-                (settings.seed, VALIDATION_STREAM, int(task.task_id, 16), 0, sample)
-                for sample in range(samples)
-            ]
+            [(settings.seed, VALIDATION_STREAM, task.key, 0, sample) for sample in range(samples)]
             for task in self._tasks
         ]
         self._rollouts.run(pairs, streams, settings.sampling, max_in_flight=settings.max_in_flight)

@@ -1,0 +1,95 @@
+"""The machine a job runs on: device, threads, memory for keys and values, versions.
+
+What exactness depends on besides a run's own state is written into every checkpoint; a resume
+takes over what it can and says where it differs.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import psutil
+import torch
+from accelerate import Accelerator
+
+from nbtrain.errors import Problem, StartChecksFailed
+
+
+def rank_device() -> torch.device:
+    """The rank's device, by Accelerate; several ranks are refused until they are built."""
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
+    expected = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != expected or expected != 1:
+        raise StartChecksFailed(
+            [
+                Problem(
+                    field="world size",
+                    message=f"{accelerator.num_processes} processes started, {expected} expected",
+                    found=accelerator.num_processes,
+                    allowed="1 (several ranks are not built yet)",
+                )
+            ]
+        )
+    if accelerator.device.type == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return torch.device(accelerator.device)
+
+
+def kv_budget(device: torch.device, saved: dict[str, Any] | None = None) -> int:
+    """Bytes that keys and values may take: a third of what is free now.
+
+    It decides which replies are decoded together, so a resume on the same kind of device takes
+    over what its checkpoint ran with, as far as that is free.
+    """
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0])
+    else:
+        free = int(psutil.virtual_memory().available)
+    if saved and saved.get("device") == device.type:
+        before = int(saved.get("kv_budget_bytes") or 0)
+        if 0 < before < free:
+            return before
+    return free // 3
+
+
+def emulated(precision: str, device: torch.device) -> str | None:
+    """A sentence where the device has no arithmetic of its own in this precision."""
+    if precision != "bf16":
+        return None
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = "AVX512" in torch.backends.cpu.get_cpu_capability() and _cpu_has_bf16()
+    if native:
+        return None
+    return f"this {device.type} emulates bf16: precision: fp32 may be as fast"
+
+
+def _cpu_has_bf16() -> bool:
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            return "avx512_bf16" in file.read()
+    except OSError:
+        return False
+
+
+def describe(device: torch.device, *, precision: str, kv_budget_bytes: int) -> dict[str, Any]:
+    """What exactness depends on besides the state, as plain JSON."""
+    import accelerate
+    import peft
+    import transformers
+
+    return {
+        "device": device.type,
+        "precision": precision,
+        "kv_budget_bytes": kv_budget_bytes,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "peft": peft.__version__,
+        "accelerate": accelerate.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+    }
