@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import stored
@@ -123,6 +124,24 @@ def test_weights_only_starts_again_at_step_0(client: Client, run: Run) -> None:
     assert "weights only: fresh optimizer and schedule" in "\n".join(view.notes)
 
 
+def test_the_plan_is_kept_as_it_was_given(client: Client, run: Run) -> None:
+    stated = {"max_staleness": 3, "learning_rate": None, "seed": np.int64(7), "top_p": None}
+    best = run.best()
+    view = client.training.resolve(
+        options=stated | {"workload": client.workloads.get("sums")},
+        parent_checkpoint_id=best,
+        load_weights_only=True,
+    )
+    assert view.given == {
+        "options": {
+            "max_staleness": 3, "learning_rate": None, "seed": 7, "top_p": None,
+            "workload": view.plan.workload.workload_id,
+        },
+        "arguments": {"parent_checkpoint_id": best.checkpoint_id, "load_weights_only": True},
+    }  # fmt: skip
+    assert json.loads(json.dumps(view.given)) == view.given
+
+
 def test_a_run_is_no_checkpoint(client: Client, run: Run) -> None:
     with pytest.raises(PlanRefused, match=r"run\.best\(\) picks one"):
         client.training.resolve(parent_checkpoint_id=run)
@@ -208,6 +227,31 @@ def test_trajectories_narrow_by_step_limit_and_cursor(client: Client, run: Run) 
     assert len(after) == 3
     with pytest.raises(NotFound, match="is no trajectory"):
         client.trajectories.list(run, after="17")
+
+
+def test_pages_are_indexed_and_sliced(
+    client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nbtrain.client import listing
+
+    monkeypatch.setattr(listing, "_PAGE", 2)
+    found = client.trajectories.list(run)
+    ids = [t.trajectory_id for t in found]
+    for index in (0, 3, 5, -1, -6):
+        assert found[index].trajectory_id == ids[index]
+    for part in (slice(2), slice(1, 4), slice(-2, None), slice(None, None, -1), slice(4, 90, 2)):
+        assert [t.trajectory_id for t in found[part]] == ids[part]
+    for index in (6, -7):
+        with pytest.raises(IndexError, match="there are 6"):
+            found[index]
+
+
+def test_a_list_of_runs_has_a_line_each(client: Client, run: Run) -> None:
+    stored.create(client, None)
+    lines = repr(client.training.runs.list()).splitlines()
+    assert lines[0] == "2 items"
+    assert len(lines) == 3
+    assert f"first {run.id[:12]}: running, step 3 of 8, sums, nbtrain/tiny" in lines[2]
 
 
 def test_earlier_runs_are_those_of_the_same_recipe(client: Client, run: Run) -> None:

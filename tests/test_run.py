@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import stored
 
-from nbtrain.client import Client, Detached, NotBuiltYet, NoWeightChanged, Run
+from nbtrain.client import Client, Detached, NotBuiltYet, NoWeightChanged, Run, tables
 from nbtrain.errors import NotFound, RunEnded
 from nbtrain.plan.phases import Phase
 from nbtrain.processes import process_identity
@@ -184,6 +184,47 @@ def test_a_best_that_is_not_there_says_how_much_was_graded(run: Run) -> None:
     stored.validate(run, 2, 0.5, complete=False)
     with pytest.raises(NotFound, match="20 of 50 held-out samples were graded at step 2"):
         run.best()
+
+
+def test_texts_show_what_the_model_wrote(run: Run) -> None:
+    stored.train(run)
+    assert list(run.texts().columns) == list(tables.TEXT_COLUMNS)
+    assert run.texts().empty
+    stored.step(run, 1)
+    stored.step(run, 2, rewards=(0.0, 1.0, None))
+    newest = run.texts()
+    assert newest["step"].tolist() == [2, 2, 2]
+    assert newest["prompt"].tolist() == ["question 2"] * 3
+    assert newest["completion"].tolist() == ["answer 2.0", "answer 2.1", "answer 2.2"]
+    assert newest["terms"][1] == {"exact": 1.0}
+    assert newest["reward"].tolist()[:2] == [0.0, 1.0]
+    assert newest["trajectory_id"][0].startswith(run.id[:12])
+    first = run.texts(step=1, limit=1)
+    assert first["completion"].tolist() == ["answer 1.0"]
+    assert first.attrs["left_off"] == 1
+    assert run.texts(split="held_out").empty
+    with pytest.raises(ValueError, match="'train' or 'held_out'"):
+        run.texts(split="test")
+
+
+def test_what_is_refused_by_name_is_not_offered(run: Run) -> None:
+    offered = dir(run)
+    assert {"best", "texts", "wait", "cancel"} <= set(offered)
+    assert not {"pause", "branch", "export"} & set(offered)
+
+
+def test_a_refusal_says_a_thing_once_and_names_the_way(run: Run) -> None:
+    with pytest.raises(NotBuiltYet) as refused:
+        run.branch()
+    told = str(refused.value)
+    assert told.count("not built yet") == 1
+    assert "%%train --from" in told
+
+
+def test_a_plan_shows_itself_as_a_dry_run_does(client: Client, run: Run) -> None:
+    view = client.training.resolve(options=stored.OPTIONS, bench_id="sums", display_name="first")
+    assert repr(run.plan) == repr(view)
+    assert run.plan._repr_html_() == view._repr_html_()  # type: ignore[attr-defined]
 
 
 def test_repr_is_text_html_and_a_small_picture(run: Run) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +20,12 @@ T = TypeVar("T")
 def row_of(item: Any) -> dict[str, Any]:
     """A record as one row of a table: what it says itself, else its fields."""
     return dict(item.to_row()) if hasattr(item, "to_row") else dataclasses.asdict(item)
+
+
+def _line_of(item: Any) -> str:
+    """A record in one line: a run's repr is its whole summary."""
+    line = getattr(item, "_line", None)
+    return line() if callable(line) else repr(item)
 
 
 class Listing(Generic[T]):
@@ -37,7 +44,13 @@ class Listing(Generic[T]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: int) -> T:
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
         return self.items[index]
 
     def to_frame(self) -> pd.DataFrame:
@@ -48,7 +61,7 @@ class Listing(Generic[T]):
         return frame(rows) if rows else frame([], self._columns)
 
     def __repr__(self) -> str:
-        shown = "\n".join(f"  {item!r}" for item in self.items[:20])
+        shown = "\n".join(f"  {_line_of(item)}" for item in self.items[:20])
         more = f"\n  … {len(self.items) - 20} more" if len(self.items) > 20 else ""
         return f"{len(self.items)} items\n{shown}{more}" if self.items else "0 items"
 
@@ -83,6 +96,25 @@ class Pages(Generic[T]):
     def __len__(self) -> int:
         found = self._count()
         return found if self._limit is None else max(0, min(found, self._limit))
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        """The record at a position, or a list of those of a slice; what lies before is read."""
+        if isinstance(index, slice):
+            start, stop, stride = index.indices(len(self))
+            if stride < 0:
+                return list(self)[index]
+            return list(islice(self, start, stop, stride))
+        at = index + len(self) if index < 0 else index
+        for item in islice(self, at, at + 1) if at >= 0 else ():
+            return item
+        msg = f"there is no item {index}; there are {len(self):,}"
+        raise IndexError(msg)
 
     @property
     def items(self) -> list[T]:

@@ -14,6 +14,9 @@ class NotBuiltYet(Refused):
 
     head = "not built yet"
 
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
 
 class Detached(KeyboardInterrupt):
     """Waiting was interrupted. The run goes on; the message says how to cancel it."""

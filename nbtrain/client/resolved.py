@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import lineage
@@ -14,7 +15,7 @@ from nbtrain.plan.resolved import ResolvedPlan
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ResolvedView"]
+__all__ = ["ResolvedView", "ShownPlan"]
 
 
 class ResolvedView:
@@ -24,8 +25,15 @@ class ResolvedView:
     not change the trained weights.
     """
 
-    def __init__(self, plan: ResolvedPlan, parent: ResolvedPlan | None = None) -> None:
+    def __init__(
+        self,
+        plan: ResolvedPlan,
+        parent: ResolvedPlan | None = None,
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
         self.plan = plan
+        self.given = dict(given or {})
+        """The plan as it was stated, as JSON: the ``options`` and the ``arguments`` beside them."""
         self._parent = parent
 
     @property
@@ -130,6 +138,18 @@ class ResolvedView:
             f"<thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>"
             f"<div>{rest} options at their defaults</div></div>"
         )
+
+
+class ShownPlan(ResolvedPlan):
+    """A plan that shows itself as :class:`ResolvedView` does."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(ResolvedView(self))
+
+    def _repr_html_(self) -> str:
+        return ResolvedView(self)._repr_html_()
 
 
 def _plain(name: str, value: Any) -> bool:

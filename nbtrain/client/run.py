@@ -10,6 +10,7 @@ from nbtrain.client import tables
 from nbtrain.client.listing import Listing
 from nbtrain.client.records import Checkpoint, Progress
 from nbtrain.client.refusals import refuse
+from nbtrain.client.resolved import ShownPlan
 from nbtrain.errors import NotFound
 from nbtrain.plan.resolved import ResolvedPlan
 
@@ -37,6 +38,13 @@ RUN_COLUMNS = (
     "config_hash",
 )
 
+_GO_ON = (
+    "A new run goes on from a checkpoint: %%train --from CHECKPOINT, in Python "
+    "client.training.create(parent_checkpoint_id=…)"
+)
+_LATER = frozenset(
+    ("pause", "resume", "branch", "evaluate", "report", "export", "panel", "diagnose")
+)
 _LOG_TAIL = 64 * 1024  # bytes of the job's log that ``run.log`` returns
 
 
@@ -138,8 +146,8 @@ class Run:
 
     @property
     def plan(self) -> ResolvedPlan:
-        """What the run trains under."""
-        return ResolvedPlan.from_json(self._store.run(self._key).resolved)
+        """What the run trains under; shown as a dry run shows it."""
+        return ShownPlan.from_json(self._store.run(self._key).resolved)
 
     @property
     def earlier_runs(self) -> Listing[Run]:
@@ -191,6 +199,26 @@ class Run:
         rows = self._store.trajectories(self._key, limit=tables.NEWEST, newest=True)
         total = self._store.trajectory_count(self._key)
         return tables.trajectories(rows, self.id, left_off=max(0, total - len(rows)))
+
+    def texts(
+        self, step: int | None = None, split: str = "train", limit: int = 100
+    ) -> pd.DataFrame:
+        """What the model was asked and wrote, and what it got: one row per trajectory of a step.
+
+        ``step`` is the newest that has trajectories unless stated, ``split`` ``train`` or
+        ``held_out``; at most ``limit`` rows, ``attrs["left_off"]`` counts the others. ``prompt``
+        is the last message of the task's prompt, ``terms`` each reward term's unweighted score.
+        Raises ``ValueError`` for another split.
+        """
+        self._row()
+        find = self._store.trajectories
+        if step is None:
+            newest = find(self._key, split=split, limit=1, newest=True, columns=("step",))
+            step = newest[0]["step"] if newest else 0
+        rows = find(self._key, step=step, split=split)
+        shown = rows[: max(0, limit)]
+        found = self._store.texts([row["id"] for row in shown])
+        return tables.texts(shown, found, self.id, left_off=len(rows) - len(shown))
 
     @property
     def checkpoints(self) -> pd.DataFrame:
@@ -249,6 +277,15 @@ class Run:
     def __repr__(self) -> str:
         return self.glance().text()
 
+    def _line(self) -> str:
+        """The run in one line, for lists."""
+        row = self._row()
+        return (
+            f"<Run {self.name or '(no name)'} {self.id[:12]}: {row.status}, step "
+            f"{row.completed_steps:,} of {row.total_steps:,}, "
+            f"{row.workload_name or row.workload_id[:12]}, {row.base_model_slug}>"
+        )
+
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
     ) -> Mapping[str, Any]:
@@ -279,15 +316,15 @@ class Run:
 
     def pause(self, *_: Any, **__: Any) -> NoReturn:
         """Refused by name."""
-        refuse("Run.pause", "run.cancel() keeps the checkpoints to go on from")
+        refuse("Run.pause", "run.cancel() keeps the checkpoints. " + _GO_ON)
 
     def resume(self, *_: Any, **__: Any) -> NoReturn:
         """Refused by name."""
-        refuse("Run.resume", "a new run goes on from a checkpoint: parent_checkpoint_id=")
+        refuse("Run.resume", _GO_ON)
 
     def branch(self, *_: Any, **__: Any) -> NoReturn:
         """Refused by name."""
-        refuse("Run.branch", "a new run goes on from a checkpoint: parent_checkpoint_id=")
+        refuse("Run.branch", _GO_ON)
 
     def evaluate(self, *_: Any, **__: Any) -> NoReturn:
         """Refused by name."""
@@ -303,11 +340,15 @@ class Run:
 
     def panel(self, *_: Any, **__: Any) -> NoReturn:
         """Refused by name."""
-        refuse("Run.panel", "%train watch follows a run in place")
+        refuse("Run.panel", "%train watch RUN follows a run in place")
 
     def diagnose(self, *_: Any, **__: Any) -> NoReturn:
         """Refused by name."""
         refuse("Run.diagnose")
+
+    def __dir__(self) -> list[str]:
+        """What this version has; what it refuses by name is not offered."""
+        return [name for name in super().__dir__() if name not in _LATER]
 
     # A run is its id
 

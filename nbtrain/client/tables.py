@@ -132,6 +132,35 @@ def trajectories(rows: list[Row], run_id: str, *, left_off: int = 0) -> pd.DataF
     return frame(rows, TRAJECTORY_COLUMNS, left_off=left_off)
 
 
+TEXT_COLUMNS = ("trajectory_id", "step", "prompt", "completion", "reward", "terms", "verdict")
+
+
+def texts(
+    rows: list[Row], found: Mapping[int, Mapping[str, Any]], run_id: str, *, left_off: int = 0
+) -> pd.DataFrame:
+    """One row per trajectory with its texts; ``found`` holds these by the rows' keys."""
+    told = []
+    for row in rows:
+        text = found.get(row["id"], {})
+        told.append(
+            {
+                **row,
+                "trajectory_id": trajectory_ref(run_id, row),
+                "prompt": last_message(text.get("prompt")),
+                "completion": last_message(text.get("completion")),
+                "terms": text.get("terms"),
+            }
+        )
+    return frame(told, TEXT_COLUMNS, left_off=left_off)
+
+
+def last_message(text: Any) -> Any:
+    """The content of the last chat message; what is no list of messages stays as it is."""
+    if isinstance(text, list) and text and isinstance(text[-1], Mapping):
+        return text[-1].get("content")
+    return text
+
+
 def trajectory_row(row: Mapping[str, Any], run_id: str) -> dict[str, Any]:
     """The public columns of a trajectory's row; ``trajectory_id`` becomes its public id."""
     named = {name: row[name] for name in TRAJECTORY_COLUMNS}
