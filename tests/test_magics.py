@@ -105,7 +105,10 @@ def test_the_first_cell_of_the_tour(shell: Shell, launched: list[Run]) -> None:
     assert set(bundle) == {"text/plain", "text/html"}
     assert run.id[:12] in bundle["text/html"]
     assert shell.ip.display_pub.outputs[0]["transient"]["display_id"].startswith("nbtrain-")
-    assert stored.row_of(run).plan["text"].startswith("%%train --workload sums")
+    given = stored.row_of(run).plan
+    assert given["text"].startswith("%%train --workload sums")
+    assert given["arguments"]["workload"] == "sums"
+    assert given["options"]["num_steps"] == 8
 
 
 def test_without_into_the_run_is_the_underscore(shell: Shell, launched: list[Run]) -> None:

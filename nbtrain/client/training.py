@@ -12,6 +12,7 @@ from nbtrain.client.records import Checkpoint, HeldOutPoint, Progress, RewardPoi
 from nbtrain.client.refusals import refuse
 from nbtrain.client.resolved import ResolvedView
 from nbtrain.client.run import RUN_COLUMNS, Run
+from nbtrain.plan.fields import as_python, plain
 from nbtrain.plan.listing import ModelOptions
 from nbtrain.plan.resolved import ResolvedPlan
 
@@ -99,7 +100,12 @@ class Training:
             algorithm=algorithm,
             load_weights_only=load_weights_only,
         )
-        return ResolvedView(plan, self._parent_plan(plan))
+        arguments = {
+            "workload": bench_id, "base_model_slug": base_model_slug,
+            "parent_checkpoint_id": parent_checkpoint_id, "display_name": display_name,
+            "algorithm": algorithm, "load_weights_only": load_weights_only,
+        }  # fmt: skip
+        return ResolvedView(plan, self._parent_plan(plan), as_given(options or {}, arguments))
 
     def _parent_plan(self, plan: ResolvedPlan) -> ResolvedPlan | None:
         if plan.parent is None:
@@ -160,7 +166,7 @@ class Training:
         from nbtrain.store import new_id, write_json
 
         store = self._parts.store
-        given = as_given(view.plan, text)
+        given = {**view.given, "text": text}
         run_id = new_id()
         # First what can fail without leaving a run behind: a full disk, a home that is read-only
         folder = store.run_folder(run_id)
@@ -181,17 +187,20 @@ class Training:
         return None
 
 
-def as_given(plan: ResolvedPlan, text: str | None) -> dict[str, Any]:
-    """The plan as it was stated, as JSON."""
-    stated = {s.name: s.value for s in plan.settings.values() if s.origin == "stated"}
-    return {
-        "options": stated,
-        "workload": plan.workload.name or plan.workload.workload_id,
-        "base_model_slug": plan.base_model.slug,
-        "parent_checkpoint_id": plan.parent.checkpoint_id if plan.parent else None,
-        "display_name": plan.display_name,
-        "text": text,
-    }
+def as_given(options: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What was stated, nulls included, as JSON; arguments that say nothing are left out."""
+    stated = {name: _as_json(value) for name, value in options.items()}
+    beside = {name: _as_json(value) for name, value in arguments.items() if value is not None}
+    return {"options": stated, "arguments": beside}
+
+
+def _as_json(value: Any) -> Any:
+    """A plain value as it is; an object (a run's checkpoint, a workload) by its id or name."""
+    value = as_python(value)
+    for name in ("checkpoint_id", "workload_id", "slug"):
+        if isinstance(found := getattr(value, name, None), str):
+            return found
+    return plain(value)
 
 
 class Runs:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbtrain.client.refusals import Detached, NoWeightChanged
-from nbtrain.errors import RunEnded
+from nbtrain.errors import RunEnded, WaitedTooLong
 
 if TYPE_CHECKING:
     from nbtrain.client.records import Progress
@@ -69,7 +69,7 @@ _LONGEST_PAUSE = 1.0
 def wait(run: Waited, timeout: float | None) -> None:
     """Return when the run succeeded.
 
-    Raises :class:`RunEnded` when it failed or was cancelled, ``TimeoutError`` after ``timeout``
+    Raises :class:`RunEnded` when it failed or was cancelled, :class:`WaitedTooLong` after ``timeout``
     seconds, and :class:`Detached` on an interrupt; in the last two cases the run goes on.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -79,7 +79,7 @@ def wait(run: Waited, timeout: float | None) -> None:
             left = _LONGEST_PAUSE if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 msg = f"{run.title} is {run.phase} after {timeout:g} s of waiting; it goes on"
-                raise TimeoutError(msg)
+                raise WaitedTooLong(msg)
             time.sleep(min(pause, left))
             pause = min(_LONGEST_PAUSE, pause * 1.3)
         _conclude(run)
