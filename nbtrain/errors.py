@@ -18,12 +18,20 @@ __all__ = [
     "RunEnded",
     "StartChecksFailed",
     "StoreError",
+    "WaitedTooLong",
     "Where",
 ]
 
 
 class NbtrainError(Exception):
-    """Root of every error that nbtrain raises on purpose."""
+    """Root of every error that nbtrain raises on purpose.
+
+    A notebook shows it as its sentence, without a traceback: it tells what to do, not where in
+    nbtrain it was raised. Everywhere else it is an exception like any other.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).splitlines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,10 @@ class AmbiguousReference(NotFound):
 
 class StoreError(NbtrainError, RuntimeError):
     """The store cannot be used: newer than this version, not writable, or damaged."""
+
+
+class WaitedTooLong(NbtrainError, TimeoutError):
+    """The time for waiting is up; the run goes on."""
 
 
 class RunEnded(NbtrainError, RuntimeError):

@@ -53,6 +53,6 @@ def quickstart() -> None:
         told = str(error) or "stopped; a run that was started goes on in the background"
         typer.echo(f"\n{told}", err=True)
         raise typer.Exit(DETACHED) from None
-    except (NbtrainError, LookupError) as error:
+    except NbtrainError as error:
         typer.echo(f"\n{error}", err=True)
         raise typer.Exit(1) from None

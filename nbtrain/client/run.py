@@ -245,7 +245,8 @@ class Run:
     def best(self) -> Checkpoint:
         """The checkpoint with the highest held-out reward of a complete round, earliest on ties.
 
-        Raises :class:`NotFound` (a ``LookupError``) when no checkpoint has a complete round at its step.
+        Raises :class:`NotFound` (a ``LookupError``) when no checkpoint has a complete round at
+        its step.
         """
         found = tables.best(self.checkpoint_list())
         if found is None:
@@ -297,8 +298,8 @@ class Run:
         """Wait until the run is over, at most ``timeout`` seconds, and return it.
 
         Raises :class:`RunEnded` with the reason when it failed or was cancelled, and
-        :class:`WaitedTooLong` (a ``TimeoutError``) when the time is up. An interrupt only stops the waiting. A run that
-        succeeded without an update warns that no weight changed.
+        :class:`WaitedTooLong` (a ``TimeoutError``) when the time is up. An interrupt only stops
+        the waiting. A run that succeeded without an update warns that no weight changed.
         """
         from nbtrain.client.waiting import wait
 

@@ -69,8 +69,9 @@ _LONGEST_PAUSE = 1.0
 def wait(run: Waited, timeout: float | None) -> None:
     """Return when the run succeeded.
 
-    Raises :class:`RunEnded` when it failed or was cancelled, :class:`WaitedTooLong` after ``timeout``
-    seconds, and :class:`Detached` on an interrupt; in the last two cases the run goes on.
+    Raises :class:`RunEnded` when it failed or was cancelled, :class:`WaitedTooLong` after
+    ``timeout`` seconds, and :class:`Detached` on an interrupt; in the last two cases the run
+    goes on.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = _FIRST_PAUSE

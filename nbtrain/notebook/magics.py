@@ -29,7 +29,7 @@ def _told_briefly(magic: Callable[..., Any]) -> Callable[..., Any]:
             return magic(*args)
         except (CellRefused, CellError, Detached):
             raise
-        except (NbtrainError, TimeoutError) as error:
+        except NbtrainError as error:
             raise CellError(str(error)) from None
 
     return quiet

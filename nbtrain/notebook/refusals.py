@@ -39,15 +39,9 @@ class CellRefused(Refused):
             lines += caret(problem, self.cell)
         return lines
 
-    def _render_traceback_(self) -> list[str]:
-        return self._lines()
-
 
 class CellError(NbtrainError, RuntimeError):
     """Any other error that nbtrain raises on purpose, told in a sentence."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
 
 
 def caret(problem: Problem, cell: str) -> list[str]:
