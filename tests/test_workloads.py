@@ -151,15 +151,10 @@ def test_every_problem_of_every_row_comes_at_once() -> None:
         {"prompt": [], "answer": set()},
     ]
     problems = refusals(bad, name="no good", base_model=3, held_out=1.5, raw="yes")
-    assert len(problems) == 8
-    assert sum("row 1" in p for p in problems) == 2
-    assert sum("row 3" in p for p in problems) == 2
-
-
-def test_many_problems_are_counted_not_listed() -> None:
-    problems = refusals([{"prompt": "", "answer": 1}] * 1_234)
-    assert len(problems) == 51
-    assert "1,184 more" in problems[-1]
+    assert len(problems) == 7
+    assert sum("row 1" in p for p in problems) == 1
+    assert sum("row 3" in p for p in problems) == 1
+    assert sum("rows: 1, 3" in p for p in problems) == 1
 
 
 @pytest.mark.parametrize(
@@ -385,6 +380,24 @@ def test_samples_are_registered_when_first_asked_for(home: Path) -> None:
     store.move_alias("workload", "sums", own.workload_id)
     assert catalog.sample("sums").workload_id == sample.workload_id
     assert catalog.workload("sums").workload_id == sample.workload_id
+
+
+def test_what_is_wrong_alike_in_many_rows_is_told_once() -> None:
+    tasks = [{"prompt": None, "answer": "1"} for _ in range(96)] + [{"prompt": "", "answer": "1"}]
+    told = refusals(tasks)
+    assert told == [
+        "the prompt is null in 96 rows: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 …; "
+        "allowed: text or a list of chat messages",
+        "the prompt is empty; allowed: text or chat messages (row 97)",
+    ]
+    assert refusals(["x", "y"])[0] == "a row of tasks is a str in 2 rows: 1, 2; allowed: a dict"
+
+
+def test_what_is_not_listed_is_counted_but_no_problem_of_its_own() -> None:
+    tasks = [{"prompt": [{"role": f"role {n}", "content": "x"}]} for n in range(60)]
+    told = refusals(tasks)
+    assert len(told) == 50
+    assert told[-1].endswith("(row 50). tasks has 10 more problems like these")
 
 
 # --- the sample's rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nbtrain.errors import Problem, Where
@@ -16,6 +17,7 @@ PROMPT = "prompt"
 _ROLES = ("system", "user", "assistant", "tool")
 # More than this many problems are counted, not listed.
 _MOST_LISTED = 50
+_ROWS_LISTED = 10
 
 
 class _UnusableError(Exception):
@@ -47,14 +49,32 @@ def read_rows(
 
 
 def shortened(problems: list[Problem], field: str) -> list[Problem]:
-    """The first problems, with one more that counts the rest."""
-    rest = len(problems) - _MOST_LISTED
+    """One problem for what is wrong alike in several rows; the first ones, with the rest counted.
+
+    The count stands with the last problem, so that it is no problem of its own.
+    """
+    groups: dict[tuple[object, ...], list[Problem]] = {}
+    for problem in problems:
+        alike = problem.field, problem.message, problem.allowed, problem.hint
+        groups.setdefault(alike, []).append(problem)
+    told = [_together(group) for group in groups.values()]
+    rest = len(told) - _MOST_LISTED
     if rest <= 0:
-        return problems
-    return [
-        *problems[:_MOST_LISTED],
-        Problem(field, f"{field} has {rest:,} more problems like these"),
-    ]
+        return told
+    last = told[_MOST_LISTED - 1]
+    more = f"{field} has {rest:,} more problems like these"
+    hint = f"{last.hint}; {more}" if last.hint else more
+    return [*told[: _MOST_LISTED - 1], replace(last, hint=hint)]
+
+
+def _together(alike: list[Problem]) -> Problem:
+    rows = [p.where.row for p in alike if p.where is not None and p.where.row is not None]
+    if len(rows) < 2:
+        return alike[0]
+    shown = ", ".join(f"{row:,}" for row in rows[:_ROWS_LISTED])
+    more = " …" if len(rows) > _ROWS_LISTED else ""
+    message = f"{alike[0].message} in {len(rows):,} rows: {shown}{more}"
+    return replace(alike[0], message=message, found=rows, where=None)
 
 
 def _records(table: object, field: str) -> tuple[list[Mapping[str, Any]], list[Problem]]:
