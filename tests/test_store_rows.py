@@ -333,6 +333,19 @@ def test_a_checkpoint_is_committed_once_and_its_training_state_can_go(store: Sto
     assert store.drop_training_state(pinned) == "/c/1"
 
 
+def test_a_dropped_training_state_no_longer_counts(store: Store, tmp_path: Path) -> None:
+    run, writer = training(store)
+    (tmp_path / "training_state.safetensors").write_bytes(b"x" * 700)
+    (tmp_path / "state.json").write_bytes(b"x" * 50)
+    whole = {**saved(1), "path": str(tmp_path), "size_bytes": 1000}
+    gone = {**saved(2), "path": str(tmp_path / "gone"), "size_bytes": 1000}
+    for row in (whole, gone):
+        writer.commit_checkpoint(row)
+        assert store.drop_training_state(row["checkpoint_id"]) == row["path"]
+        assert store.drop_training_state(row["checkpoint_id"]) is None
+    assert [row.size_bytes for row in store.checkpoints(run.key)] == [250, 1000]
+
+
 def test_rows_past_the_restored_step_are_kept_and_hidden(store: Store) -> None:
     run, first = training(store)
     for step in (1, 2, 3):

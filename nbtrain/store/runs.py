@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -32,6 +34,7 @@ _RUN = RowShape(
     },
 )
 _ATTEMPT = RowShape(tables.attempts)
+_TRAINING_STATE = ("training_state.safetensors", "state.json")
 
 
 class Runs(Reader):
@@ -227,9 +230,10 @@ class Runs(Reader):
     def drop_training_state(self, checkpoint_id: str) -> str | None:
         """Forget a checkpoint's training state and return the checkpoint's path.
 
-        To be called before the files go, so that a listed training state is always there.
-        ``None``, and nothing forgotten, when it had none, when it is pinned, or when a run that
-        has not ended goes on from it: that run may have been created a moment ago.
+        To be called before the files go, so that a listed training state is always there; their
+        size is taken off ``size_bytes`` here. ``None``, and nothing forgotten, when it had none,
+        when it is pinned, or when a run that has not ended goes on from it: that run may have
+        been created a moment ago.
         """
         table = tables.checkpoints
         here = (
@@ -239,9 +243,13 @@ class Runs(Reader):
             & table.c.checkpoint_id.not_in(_REFERENCED)
         )
         with self.database.writing() as connection:
-            path: str | None = connection.execute(select(table.c.path).where(here)).scalar()
-            connection.execute(update(table).where(here).values(training_state=False))
-        return path
+            found = connection.execute(select(table.c.path, table.c.size_bytes).where(here)).first()
+            if found is None:
+                return None
+            left = max(0, (found.size_bytes or 0) - _size(Path(found.path)))
+            gone = update(table).where(here).values(training_state=False, size_bytes=left)
+            connection.execute(gone)
+        return str(found.path)
 
     def referenced_checkpoints(self) -> set[str]:
         """Ids of the checkpoints that runs which have not ended go on from."""
@@ -253,6 +261,15 @@ _REFERENCED = select(tables.runs.c.parent_checkpoint_id).where(
     tables.runs.c.parent_checkpoint_id.is_not(None),
     tables.runs.c.phase.not_in(sorted(TERMINAL)),
 )
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files that hold a checkpoint's training state; what is missing counts 0."""
+    total = 0
+    for name in _TRAINING_STATE:
+        with contextlib.suppress(OSError):
+            total += (folder / name).stat().st_size
+    return total
 
 
 def _phases(expect: Phase | str | Iterable[Phase | str] | None) -> frozenset[Phase] | None:
