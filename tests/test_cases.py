@@ -296,7 +296,7 @@ def test_a_resumed_run_says_once_where_it_goes_on(killed: Run) -> None:
     at = killed.progress.saved_step
     assert len(told) == 1
     assert f"step {at} to {at + 1}, 1 updates" in told[0]
-    assert told[0].endswith("exact")
+    assert told[0].endswith("; exact")
     assert " WARNING " not in resumed.log
 
 
