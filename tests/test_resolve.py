@@ -667,6 +667,7 @@ def test_only_weights_of_nothing_is_refused(world: World) -> None:
         ({"min_trajectories_per_group": 1}, "groups of one"),
         ({"batch_size": 100}, "batch_size 100 is more than the 90 training tasks"),
         ({"num_steps": 10}, "lr_warmup_steps 15 is more than the final step 10"),
+        ({"num_steps": 10}, "state lr_warmup_steps: 0"),
         ({"batch_size": 1, "group_size": 2}, "validation samples about 1,010 trajectories"),
     ],
 )
@@ -680,6 +681,8 @@ def test_what_will_work_but_not_as_wanted_is_hinted_at(
     "options",
     [
         {},
+        # the computed default of 1 is nobody's wish
+        {"group_size": 3},
         # on-policy it only bounds how many are sampled at a time, whatever it is
         {"max_concurrent_trajectories": 1},
         {"max_concurrent_trajectories": 1024},
@@ -704,7 +707,7 @@ def test_with_staleness_collection_should_keep_ahead(
 ) -> None:
     plan = world.plan({"max_concurrent_trajectories": concurrent})
     stale = dict(plan.settings) | {"max_staleness": Setting("max_staleness", 2, "stated")}
-    split = world.workloads[0].split(validation=True)
+    split = world.workloads[0].split_info(validation=True)
     told = [h for h in hints(stale, split, plan.total_steps, 0) if "max_concurrent" in h]
     assert (hint is None) == (not told)
     assert all(str(hint) in sentence for sentence in told)

@@ -312,3 +312,12 @@ def test_any_text_is_read_or_refused(text: str) -> None:
             assert parse(text, names={}) == found
             return
     assert problems(text, names={}) == deferred
+
+
+@pytest.mark.parametrize("text", ["a: 1\nb: [1, 2\n\n \n", "a: 1\nb: [1, 2\n", "a: 1\nb: [1, 2"])
+def test_what_is_missing_at_the_end_is_missed_on_the_last_written_line(text: str) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        parse(text)
+    where = refused.value.problems[0].where
+    assert where is not None
+    assert (where.line, where.column) == (2, 9)

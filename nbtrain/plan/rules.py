@@ -165,7 +165,8 @@ def hints(
         )
     if value["temperature"] == 0:
         yield "temperature 0 is greedy: every group ties, so nothing is learned"
-    if value["min_trajectories_per_group"] == 1:
+    least = settings["min_trajectories_per_group"]
+    if least.value == 1 and least.origin != "computed":
         yield "min_trajectories_per_group 1 admits groups of one, which have no advantage"
     if split.train < value["batch_size"]:
         yield (
@@ -175,7 +176,7 @@ def hints(
     if value["lr_warmup_steps"] > total_steps:
         yield (
             f"lr_warmup_steps {value['lr_warmup_steps']:,} is more than the final step "
-            f"{total_steps:,}: the base rate is never reached"
+            f"{total_steps:,}: the base rate is never reached; state lr_warmup_steps: 0"
         )
     if validation_on(value):
         tasks = min(value["val_num_tasks"], split.held_out)

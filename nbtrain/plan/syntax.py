@@ -99,7 +99,7 @@ class _YamlReader:
                     read = self._node(event, 0)
                     node = node or read
         except MarkedYAMLError as error:
-            self.complaints.append(_from_yaml(error))
+            self.complaints.append(_from_yaml(error, self.text))
         except ReaderError as error:
             line, column = place(self.text, error.position)
             self.complaints.append(
@@ -185,9 +185,13 @@ def _real(text: str) -> float:
     return value
 
 
-def _from_yaml(error: Any) -> BadText:
+def _from_yaml(error: Any, text: str) -> BadText:
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    written = text.rstrip().split("\n")
+    if line > len(written):
+        # what is missing at the end is missed behind the last thing that stands there
+        line, column = len(written), len(written[-1]) + 1
     problem = error.problem or "this is not valid YAML"
     if "'\\t'" in problem:
         return BadText(line, column, "a tab stands where YAML takes only spaces", "Use spaces")
