@@ -121,7 +121,7 @@ def test_an_exception_explains_an_exit_but_not_a_kill(log: Path) -> None:
         # It failed by itself before it looked at the cancel.
         (1, FAILED, False, True, "failed", "the loss is not finite"),
         # The host's signals made it fail.
-        (1, FAILED, True, True, "cancelled", "did not stop by itself"),
+        (1, FAILED, True, True, "cancelled", "the job did not stop by itself and was stopped"),
         (-9, None, True, True, "cancelled", "did not stop by itself"),
         (-15, None, False, True, "cancelled", "cancelled"),
         (-15, None, False, False, "failed", "SIGTERM"),

@@ -44,7 +44,7 @@ def verdict(
             return Outcome("failed", outcome.ended, explain(exit, what=what, log=log))
         return outcome
     if stopped:
-        return Outcome("cancelled", f"cancelled; {what} did not stop by itself and was stopped")
+        return Outcome("cancelled", "cancelled; the job did not stop by itself and was stopped")
     if cancelled and exit.code in (0, -signal.SIGTERM):
         return Outcome("cancelled", "cancelled")
     return Outcome("failed", None, explain(exit, what=what, log=log))
