@@ -250,3 +250,7 @@ def test_importing_rewards_is_cheap() -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_completion_offers_the_public_names_only() -> None:
+    assert dir(rewards) == sorted(rewards.__all__)
