@@ -143,8 +143,12 @@ def test_the_plan_is_kept_as_it_was_given(client: Client, run: Run) -> None:
 
 
 def test_a_run_is_no_checkpoint(client: Client, run: Run) -> None:
-    with pytest.raises(PlanRefused, match=r"run\.best\(\) picks one"):
-        client.training.resolve(parent_checkpoint_id=run)
+    for ref in (run, "first", run.id, run.id[:8]):
+        with pytest.raises(PlanRefused, match=r"run\.best\(\) picks one"):
+            client.training.resolve(parent_checkpoint_id=ref)
+    with pytest.raises(PlanRefused) as refused:
+        client.training.resolve(parent_checkpoint_id="nothing like it")
+    assert "picks one" not in str(refused.value)
 
 
 def test_a_run_goes_by_object_name_id_and_prefix(client: Client, run: Run) -> None:

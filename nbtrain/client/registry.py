@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.records import Checkpoint
-from nbtrain.errors import Problem, Refused
+from nbtrain.errors import AmbiguousReference, NotFound, Problem, Refused
 
 if TYPE_CHECKING:
     from nbtrain.catalog import BaseModel, Catalog, Workload
@@ -76,7 +76,25 @@ class ClientRegistry:
                 hint=_hint(ref),
             )
             raise Refused([problem])
-        return parent_of(self._store.find_checkpoint(ref), self._store)
+        try:
+            return parent_of(self._store.find_checkpoint(ref), self._store)
+        except AmbiguousReference:
+            raise
+        except NotFound:
+            self._refuse_a_run(ref)
+            raise
+
+    def _refuse_a_run(self, ref: str) -> None:
+        """Say so if the words that mean no checkpoint mean a run."""
+        try:
+            run = self._store.find_run(ref)
+        except NotFound:
+            return
+        msg = (
+            f"{ref!r} is a run ({run.run_id[:12]}) and one of its checkpoints is needed: in Python "
+            "run.best() picks one, %train checkpoints lists them"
+        )
+        raise NotFound(msg)
 
 
 def _hint(ref: object) -> str | None:
