@@ -27,9 +27,13 @@ def write(folder: Path, **changes: Any) -> checkpoints.Saved:
     return checkpoints.save(folder, IDENTITY, **(parts | changes))
 
 
+def read(saved: checkpoints.Saved, **rest: Any) -> checkpoints.Loaded:
+    return checkpoints.load(saved.path, checkpoint_id=saved.checkpoint_id, **rest)
+
+
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     saved = write(tmp_path)
-    loaded = checkpoints.load(saved.path, **FITS, training_state=True)
+    loaded = read(saved, **FITS, training_state=True)
     assert torch.equal(loaded.adapter["lora_A.weight"], torch.arange(6.0).reshape(2, 3))
     assert loaded.optimizer is not None
     assert torch.equal(loaded.optimizer["lora_A|exp_avg"], torch.ones(2, 3))
@@ -48,15 +52,15 @@ def test_files_are_private(tmp_path: Path) -> None:
 def test_another_base_model_is_refused(tmp_path: Path) -> None:
     saved = write(tmp_path)
     with pytest.raises(CheckpointError, match="trained on base model nbtrain/tiny"):
-        checkpoints.load(
-            saved.path,
+        read(
+            saved,
             base_fingerprint="0" * 64,
             tokenizer_fingerprint="t" * 64,
             training_state=True,
         )
     with pytest.raises(CheckpointError, match="another tokenizer"):
-        checkpoints.load(
-            saved.path,
+        read(
+            saved,
             base_fingerprint="f" * 64,
             tokenizer_fingerprint="0" * 64,
             training_state=True,
@@ -75,16 +79,16 @@ def test_every_file_is_verified(tmp_path: Path, name: str, damage: str) -> None:
         data[-2] ^= 1
         path.write_bytes(bytes(data))
     with pytest.raises(CheckpointError, match=name):
-        checkpoints.load(saved.path, **FITS, training_state=True)
+        read(saved, **FITS, training_state=True)
 
 
 def test_weights_load_without_their_training_state(tmp_path: Path) -> None:
     saved = write(tmp_path)
     checkpoints.drop_training_state(saved.path)
-    loaded = checkpoints.load(saved.path, **FITS, training_state=False)
+    loaded = read(saved, **FITS, training_state=False)
     assert loaded.state is None
     with pytest.raises(CheckpointError, match="cannot be read"):
-        checkpoints.load(saved.path, **FITS, training_state=True)
+        read(saved, **FITS, training_state=True)
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +101,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         write(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
-    checkpoints.load(first.path, **FITS, training_state=True)
+    read(first, **FITS, training_state=True)
 
 
 def test_a_killed_writer_leaves_no_checkpoint(tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_a_killed_writer_leaves_no_checkpoint(tmp_path: Path) -> None:
     partial.mkdir()
     (partial / checkpoints.ADAPTER).write_bytes(b"half")
     saved = write(tmp_path)
-    checkpoints.load(saved.path, **FITS, training_state=True)
+    read(saved, **FITS, training_state=True)
     partial.mkdir()
     checkpoints.clear_partial(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
@@ -125,3 +129,13 @@ def test_the_id_is_the_manifests_hash(tmp_path: Path) -> None:
     assert first.checkpoint_id == second.checkpoint_id != third.checkpoint_id
     manifest = json.loads((first.path / checkpoints.MANIFEST).read_text())
     assert set(manifest) == {"format", "identity", "weights", "training_state"}
+
+
+def test_a_manifest_that_was_altered_with_its_files_is_refused(tmp_path: Path) -> None:
+    """The hashes in it may all agree; its own is the checkpoint's id."""
+    saved = write(tmp_path)
+    other = write(tmp_path / "other", adapter={"lora_A.weight": torch.zeros(2, 3)})
+    for name in (*checkpoints.WEIGHT_FILES, checkpoints.MANIFEST):
+        (saved.path / name).write_bytes((other.path / name).read_bytes())
+    with pytest.raises(CheckpointError, match="manifest is not the one"):
+        read(saved, **FITS, training_state=True)

@@ -133,8 +133,44 @@ def test_grades_that_fail_later_are_statuses_never_numbers(home: Path) -> None:
     assert not ungraded["eligible"].any()
     assert set(ungraded["reason"]) <= {"ERROR", "ENV_DONE", "TRUNCATION"}
     errors = frame[frame["reason"] == "ERROR"]
+    assert errors["error"].str.contains("fails_later").all()
     assert errors["error"].str.contains("no such unit").all()
     assert run.progress.graded_trajectories == int(frame["reward"].notna().sum())
+
+
+def breaks_down(completion: str, task: dict[str, Any]) -> float:
+    """A grader that answers for a while, and then no more."""
+    import tempfile
+    from pathlib import Path
+
+    calls = Path(tempfile.gettempdir()) / f"nbtrain-breaks-down-{task['run']}"
+    with calls.open("a") as file:
+        file.write(".")
+    if calls.stat().st_size > 60:
+        msg = "judge answers 503"
+        raise ConnectionError(msg)
+    return float("<answer>" in completion) + len(completion) / 100
+
+
+def test_a_grader_that_breaks_down_fails_the_run(home: Path, tmp_path: Path) -> None:
+    """It does not succeed with nothing left to learn, and it does not try every task first."""
+    made = nbtrain.workload(
+        "breaks",
+        tasks=[task | {"run": tmp_path.parent.name} for task in TASKS] * 20,
+        rewards=[breaks_down],
+        base_model="nbtrain/tiny",
+        held_out=0.01,
+    )
+    run = Client().training.create(
+        bench_id=made.id, options=OPTIONS | {"num_steps": 200, "val_enabled": False}
+    )
+    with pytest.raises(RunEnded, match="judge answers 503"):
+        run.wait(timeout=240)
+    assert run.status == "failed"
+    assert "were not graded" in str(run.failure)
+    assert run.progress.updates_applied > 0
+    assert run.progress.attempted_trajectories < 400
+    assert len(run.checkpoints) > 1
 
 
 def test_a_full_kind_of_refusals_creates_no_run(home: Path) -> None:
@@ -189,8 +225,13 @@ def test_prompts_that_fill_the_context_are_refused_by_row(home: Path) -> None:
         rewards=[nbtrain.rewards.exact("answer")],
         base_model="nbtrain/tiny",
     )
-    run = Client().training.create(bench_id=made.id, options=OPTIONS | {"val_enabled": False})
+    run = Client().training.create(
+        bench_id=made.id,
+        options=OPTIONS | {"val_enabled": False, "lora_target_modules": "nothing_like_this"},
+    )
     failure = failed_start(run)
+    assert "start checks failed, 2 problems" in failure
+    assert "nothing_like_this" in failure
     assert "no room for a reply" in failure
     assert "31" in failure
     assert "1023 tokens" in failure

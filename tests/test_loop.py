@@ -235,8 +235,9 @@ def test_a_skipped_update_moves_no_weight_but_the_schedule(model_folder: Path) -
 
 def test_missing_grades_are_never_zero(model_folder: Path) -> None:
     loop, records = make_loop(model_folder, reward=lambda text: None, total=1)
-    loop.advance()
+    ending = loop.run()
     row = records.steps[0]
     assert row["avg_reward"] is None
     assert row["metrics"]["graded_trajectories"] == 0
-    assert row["too_small_groups"] == row["completed_groups"] == 9
+    assert row["too_small_groups"] == row["completed_groups"] == 6  # not a pass over all nine
+    assert "24 of 24 trajectories were not graded" in str(ending.failure)

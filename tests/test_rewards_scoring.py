@@ -285,3 +285,34 @@ def test_no_unit_is_begun_when_the_budget_is_over() -> None:
     done, left = score_units(terms, request, units, budget=0)
     assert [unit for unit, _ in done] == units[:1]
     assert left == units[1:]
+
+
+@pytest.mark.parametrize("score", [1e200, -1e200, 1e101])
+def test_rewards_too_large_for_their_spread_are_no_grades(score: float) -> None:
+    from nbtrain.rewards.contract import TermInfo, combine
+
+    (term,) = as_terms([_fine])
+    info = TermInfo(term.name, 1.0, term.form)
+    grade = combine([info], [Outcome("ok", score)])
+    assert grade.reward is None
+    assert grade.kind == "nonfinite"
+    assert combine([info], [Outcome("ok", 1e99)]).reward == 1e99
+
+
+def _fine(completion: str, task: dict[str, object]) -> float:
+    return 1.0
+
+
+def test_what_a_reward_changes_in_a_nested_value_stays_with_its_completion() -> None:
+    def pops(completion: str, task: dict[str, Any]) -> float:
+        task["nest"].pop()
+        return float(len(task["nest"]))
+
+    def pops_each(completions: Any, nest: Any, **_: Any) -> list[float]:
+        for one in nest:
+            one.pop()
+        return [float(len(one)) for one in nest]
+
+    for function in (pops, pops_each):
+        outcomes = score(function, ["a", "b", "c"], nest=[1, 2, 3])
+        assert [outcome.score for outcome in outcomes] == [2.0, 2.0, 2.0]

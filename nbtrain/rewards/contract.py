@@ -31,6 +31,9 @@ __all__ = [
 
 Kind = Literal["ok", "exception", "nonfinite", "missing", "timeout", "died", "length", "type"]
 
+LARGEST_REWARD = 1e100
+"""Rewards beyond it would overflow the spread of their group."""
+
 _NAME_LIMIT = 64
 _RESERVED = ("prompts", "completions", "completion_ids")
 
@@ -139,8 +142,8 @@ def combine(terms: Sequence[TermInfo], outcomes: Sequence[Outcome | None]) -> Gr
     if failed is not None:
         return Grade(None, scores, failed.error, failed.kind, failures)
     reward = math.fsum(parts) if all(map(math.isfinite, parts)) else math.inf
-    if not math.isfinite(reward):
-        error = "the weighted sum of the terms is not finite"
+    if not abs(reward) <= LARGEST_REWARD:
+        error = f"the weighted sum of the terms is not finite, or beyond {LARGEST_REWARD:g}"
         return Grade(None, scores, error, "nonfinite", failures)
     return Grade(reward, scores, failures=failures)
 

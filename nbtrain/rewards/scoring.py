@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import math
 import numbers
@@ -129,7 +130,10 @@ async def _all(
 def _call_group(term: RewardTerm, request: GradeRequest) -> Any:
     count = len(request.completions)
     _need(term, request)
-    given: dict[str, Any] = {name: [value] * count for name, value in request.columns.items()}
+    given: dict[str, Any] = {
+        name: [copy.deepcopy(value) for _ in range(count)]
+        for name, value in request.columns.items()
+    }
     if request.raw:
         given["prompts"] = [message_text(request.prompt)] * count
         given["completions"] = [message_text(c) for c in request.completions]
@@ -147,10 +151,10 @@ def _call_of_one(term: RewardTerm, request: GradeRequest, sample: int) -> Callab
     def call() -> Any:
         if term.form is Form.VERL:
             return term.function(**_verl_arguments(term, request, text))
-        # A dict of its own: what a function changes in it must not reach the next completion.
+        # A copy of its own: what a function changes in it must not reach the next completion.
         given: dict[str, Any] = {"completion": text}
         if "task" in term.signature.names:
-            given["task"] = {**request.columns, "prompt": request.prompt}
+            given["task"] = copy.deepcopy({**request.columns, "prompt": request.prompt})
         return term.function(**given)
 
     return call

@@ -15,6 +15,7 @@ by (seed, task, epoch, sample): the collector's whole state is a cursor and its 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,8 @@ class Batch:
     """What one collection brought: every completed group, the ones to train on, and its end.
 
     ``cut_short`` says why collection ended before ``batch_size`` eligible groups, else ``None``.
-    ``barren`` is true when a full pass over the tasks ended it without one eligible group.
+    ``barren`` is true when a full pass over the tasks ended it without one eligible group,
+    ``grading_failed`` when that was because grades did not come.
     """
 
     step: int
@@ -65,6 +67,7 @@ class Batch:
     cancelled: list[Group] = field(default_factory=list)
     cut_short: str | None = None
     barren: bool = False
+    grading_failed: bool = False
     seconds: float = 0.0
     spent: Spent = field(default_factory=Spent)
 
@@ -160,6 +163,10 @@ class Collector:
                     f"{eligible} of {self._settings.batch_size} eligible groups"
                 )
                 break
+            batch.cut_short = self._ungraded(batch)
+            if batch.cut_short is not None:
+                batch.grading_failed = eligible == 0
+                break
             if len(barren) == len(self._tasks):
                 batch.cut_short = (
                     f"a full pass over the {len(self._tasks)} tasks brought no eligible group"
@@ -169,6 +176,20 @@ class Collector:
         batch.seconds = self._clock() - began
         batch.spent = self._rollouts.take_spent()
         return batch
+
+    def _ungraded(self, batch: Batch) -> str | None:
+        """A sentence when none of the newest groups' trajectories is graded, and they are many.
+
+        A grader that is down would otherwise cost a full pass over the tasks.
+        """
+        enough = min(2 * self._settings.batch_size, len(self._tasks))
+        newest = batch.groups[-enough:]
+        trajectories = [t for judged in newest for t in judged.group.trajectories]
+        if len(newest) < enough or any(t.reward is not None for t in trajectories):
+            return None
+        errors = Counter(t.error.strip().splitlines()[0] for t in trajectories if t.error)
+        text = f"{len(trajectories)} of {len(trajectories)} trajectories were not graded"
+        return f"{text}, most often: {errors.most_common(1)[0][0]}" if errors else text
 
     def _run(self, wave: list[tuple[Group, TaskView]], deadline: float) -> bool:
         seed = self._settings.seed

@@ -115,7 +115,12 @@ def save(
 
 
 def load(
-    path: Path, *, base_fingerprint: str, tokenizer_fingerprint: str, training_state: bool
+    path: Path,
+    *,
+    checkpoint_id: str,
+    base_fingerprint: str,
+    tokenizer_fingerprint: str,
+    training_state: bool,
 ) -> Loaded:
     """Read a checkpoint and verify every byte of it.
 
@@ -123,6 +128,8 @@ def load(
     ----------
     path
         The checkpoint's folder.
+    checkpoint_id
+        Its id, which is its manifest's SHA-256.
     base_fingerprint
         Of the base model it is loaded onto; another one is refused.
     tokenizer_fingerprint
@@ -136,10 +143,14 @@ def load(
         When a file is missing or altered, or the base model or its tokenizer is another one.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        data = (path / MANIFEST).read_bytes()
+    except OSError as error:
         msg = f"checkpoint {path.name} has no readable manifest: {error}"
         raise CheckpointError(msg) from error
+    if hashlib.sha256(data).hexdigest() != checkpoint_id:
+        msg = f"checkpoint {path.name}: its manifest is not the one of {checkpoint_id[:12]}"
+        raise CheckpointError(msg)
+    manifest = json.loads(data)
     found = manifest["identity"]["base_fingerprint"]
     if found != base_fingerprint:
         msg = (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ from nbtrain.training.loop import Ending, Loop, LoopState
 from nbtrain.training.outcome import Outcome, outcome_path
 from nbtrain.training.policy import Policy, load_tokenizer
 from nbtrain.training.prepare_model import weights_folder
-from nbtrain.training.record import StoreRecorder
-from nbtrain.training.start_checks import view_tasks
+from nbtrain.training.record import StoreRecorder, insist
+from nbtrain.training.start_checks import overlap, view_tasks
 from nbtrain.training.update import Updater
 from nbtrain.training.validation import Validator
 
@@ -68,10 +69,11 @@ def run_attempt(run_id: str, attempt: int) -> int:
     except StartChecksFailed as error:
         outcome = Outcome("failed", failure=str(error))
     except Exception as error:
-        traceback.print_exc()
         outcome = Outcome("failed", failure=_sentence(error))
+        with suppress(OSError):  # the log may be on the disk that is full
+            traceback.print_exc()
     log.info("attempt %d %s: %s", attempt, outcome.result, outcome.failure or outcome.ended or "")
-    outcome.write(path)
+    insist(lambda: outcome.write(path))
     return 1 if outcome.result == "failed" else 0
 
 
@@ -199,6 +201,7 @@ class Job:
             views, more = view_tasks(tasks, render, max_context=context, side=side)
             problems += more
             sides.append(views)
+        problems += overlap(*sides)
         return sides[0], sides[1]
 
     def _model(
@@ -314,6 +317,7 @@ class Job:
             return None
         loaded = checkpoints.load(
             Path(parent.path),
+            checkpoint_id=parent.checkpoint_id,
             base_fingerprint=self._plan.base_model.fingerprint,
             tokenizer_fingerprint=parts.tokenizer_fingerprint,
             training_state=not self._plan["load_weights_only"],
@@ -349,6 +353,6 @@ def _sentence(error: Exception) -> str:
     """The first line of a failure, for the person who started the run."""
     if isinstance(error, NbtrainError):
         return str(error)
-    if isinstance(error, OSError) and error.errno == 28:
+    if "os error 28" in str(error) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return f"the disk is full: {error}"
     return f"{type(error).__name__}: {error}"

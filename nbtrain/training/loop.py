@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nbtrain.plan.schedule import learning_rate
+from nbtrain.rollout.admission import GroupOutcome
 from nbtrain.rollout.collector import Batch, Collector
 from nbtrain.rollout.ledger import (
     cancelled_rows,
@@ -132,6 +133,8 @@ class Loop:
         self.not_finite = 0
         self._between = {"validation": 0.0, "saving": 0.0}
         self._last_step = ""
+        self._only_ties = False
+        self._grading_failed: str | None = None
 
     def state_dict(self) -> LoopState:
         """The loop between two steps."""
@@ -180,6 +183,8 @@ class Loop:
             if self.not_finite >= NOT_FINITE_STEPS:
                 reason = f"the loss or gradient was not finite in {self.not_finite} steps in a row"
                 return Ending(failure=reason)
+            if self._grading_failed is not None:
+                return Ending(failure=f"step {self.step} taught nothing: {self._grading_failed}")
             if self.barren >= BARREN_STEPS:
                 return self._nothing_left()
             if self._validation_due():
@@ -214,7 +219,10 @@ class Loop:
         self.barren = self.barren + 1 if batch.barren else 0
         broken = report.skipped is not None and "not finite" in report.skipped
         self.not_finite = self.not_finite + 1 if broken else 0
+        self._only_ties = all(j.outcome is GroupOutcome.NO_SIGNAL for j in batch.groups)
         self._record(batch, report, rate, sampled_by, seconds)
+        if batch.grading_failed:
+            self._grading_failed = batch.cut_short
         return report
 
     def _record(
@@ -286,12 +294,15 @@ class Loop:
         self._between["saving"] += self._clock() - began
 
     def _nothing_left(self) -> Ending:
+        head = (
+            "nothing left to learn from these tasks" if self._only_ties else "nothing to train on"
+        )
         reason = (
-            f"nothing left to learn from these tasks: {self.barren} steps in a row found no "
-            "eligible group in a full pass over them"
+            f"{head}: {self.barren} steps in a row found no eligible group in a full pass over the "
+            f"tasks. {self._last_step}"
         )
         if self.updates == 0:
-            return Ending(failure=f"no update was ever applied; {reason}. {self._last_step}")
+            return Ending(failure=f"no update was ever applied; {reason}")
         if self.settings.val_enabled:
             self._validate()
         self._save("final")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.catalog.digests import FileDigests
-from nbtrain.catalog.folders import weight_files
+from nbtrain.catalog.folders import tokenizer_problem, weight_files
 from nbtrain.catalog.repositories import split_location
 from nbtrain.errors import NbtrainError, NotFound, Problem, Refused
 from nbtrain.plan.resolved import BaseModelRef, ResolvedPlan
@@ -118,11 +118,13 @@ def _snapshot(location: str, *, local_only: bool) -> Path | None:
 
 
 def _complete(folder: Path) -> bool:
-    """Whether every weight file that the folder's index names is there."""
+    """Whether every weight file that the folder's index names, and a tokenizer, are there."""
     try:
-        return bool(weight_files(folder))
+        weights = weight_files(folder)
     except Refused:
         return False
+    names = {entry.name for entry in folder.iterdir()}
+    return bool(weights) and tokenizer_problem(names, folder.name) is None
 
 
 def convert_gguf(source: Path, target: Path) -> None:

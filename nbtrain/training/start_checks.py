@@ -66,3 +66,25 @@ def view_tasks(
             )
         )
     return views, problems
+
+
+def overlap(train: Sequence[TaskView], held_out: Sequence[TaskView]) -> list[Problem]:
+    """A problem when a held-out prompt reads, as token ids, like one that trains."""
+    trained = {view.prompt_ids: row for row, view in enumerate(train, 1)}
+    rows = [
+        (n, trained[v.prompt_ids]) for n, v in enumerate(held_out, 1) if v.prompt_ids in trained
+    ]
+    if not rows:
+        return []
+    pairs = ", ".join(f"{n} (training row {row})" for n, row in rows[:ROWS_NAMED])
+    return [
+        Problem(
+            field="tasks",
+            message=(
+                f"{len(rows)} held-out prompts also train, under the model's chat template: "
+                f"held-out rows {pairs}"
+            ),
+            where=Where(row=rows[0][0]),
+            hint="write prompts in one form on both sides, text or messages",
+        )
+    ]

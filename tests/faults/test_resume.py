@@ -1,7 +1,7 @@
 """A run killed at any moment and resumed equals the straight run, bit for bit on one CPU.
 
 Everything is real: host kernel, rank, reward workers, store, the embedded model. Continuous
-integration kills at three seeded steps; the long mode at every step of twelve.
+integration kills at three seeded steps; the long mode at every step of twelve but the last two.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ def killed_and_resumed(straight: Run, step: int) -> None:
     checkpoint = next(
         c for c in client.training.checkpoints.list(killed.id) if c.step_index == newest
     )
-    if newest == STEPS:
-        return  # it was done before the signal reached it
+    assert newest < STEPS, "the run was done before the signal reached it: nothing was compared"
     resumed = client.training.create(
         parent_checkpoint_id=checkpoint, options={"num_steps": int(STEPS - newest)}
     )
@@ -119,12 +118,12 @@ def killed_and_resumed(straight: Run, step: int) -> None:
         assert one[name].tobytes() == other[name].tobytes(), name
 
 
-@pytest.mark.parametrize("step", sorted(random.Random(20).sample(range(1, STEPS), 3)))
+@pytest.mark.parametrize("step", sorted(random.Random(20).sample(range(1, STEPS - 2), 3)))
 def test_killed_and_resumed_equals_straight(straight: Run, step: int) -> None:
     killed_and_resumed(straight, step)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("step", range(1, STEPS))
+@pytest.mark.parametrize("step", range(1, STEPS - 1))
 def test_killed_after_every_step(straight: Run, step: int) -> None:
     killed_and_resumed(straight, step)
