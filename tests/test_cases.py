@@ -392,8 +392,10 @@ def test_weights_alone_start_a_run_of_their_own(ended: Followed) -> None:
     adapter = "adapter_model.safetensors"
     assert (Path(begun.path) / adapter).read_bytes() == (folder / adapter).read_bytes()
     assert load_file(Path(begun.path) / "training_state.safetensors") == {}
+    untrained = Path(parent._store.checkpoints(parent._key)[0].path)
+    assert (untrained / adapter).read_bytes() != (folder / adapter).read_bytes()
     # the trained policy speaks, from the first round on
-    assert held_out(run, 0) == held_out(parent, 2) != held_out(parent, 0)
+    assert held_out(run, 0) == held_out(parent, 2) != []
 
 
 def test_a_checkpoint_is_not_put_onto_another_model(home: Path, tmp_path: Path) -> None:
