@@ -34,7 +34,7 @@ class Workload:
     stated_held_out: int = 10
     fraction_held_out: int = 0
 
-    def split(self, *, validation: bool) -> Split:
+    def split_info(self, *, validation: bool) -> Split:
         off = self.fraction_held_out if validation else 0
         train = self.tasks - off
         sentence = f"{train} train, {off} split off, {self.stated_held_out} stated"

@@ -132,6 +132,22 @@ def test_the_fingerprint_follows_weights_and_configuration(
     assert len({first, other_weights, other_config}) == 3
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"],
+)
+def test_the_fingerprint_follows_what_the_model_reads_and_writes(
+    name: str, catalog: Catalog, tmp_path: Path
+) -> None:
+    folder = model_folder(tmp_path / "m")
+    first = catalog.base_model(str(folder)).fingerprint
+    (folder / name).write_text('{"changed": 1}')
+    changed = catalog.base_model(str(folder)).fingerprint
+    assert changed != first
+    (folder / "README.md").write_text("no part of it")
+    assert catalog.base_model(str(folder)).fingerprint == changed
+
+
 def test_weights_are_hashed_once(catalog: Catalog, home: Path, tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
     fingerprint = catalog.base_model(str(folder)).fingerprint

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -36,6 +37,7 @@ CONFIG = json.dumps(
 FILES = {
     "config.json": CONFIG,
     "tokenizer.json": b"{}",
+    "generation_config.json": b'{"eos_token_id": 2}',
     "model.safetensors": save({"a": np.zeros(6)}),
 }
 WEIGHTS = hashlib.sha256(FILES["model.safetensors"]).hexdigest()
@@ -122,6 +124,12 @@ def test_an_unfinished_download_is_not_ready(home: Path, cache: Path) -> None:
     assert not is_ready(model, home)
     with pytest.raises(NotFound, match="cannot be downloaded whole: no network"):
         prepare(model, home)
+    put(cache, {"model.safetensors": FILES["model.safetensors"]}, "e" * 40)
+    weights = replace(model, location=f"owner/name@{'e' * 40}")
+    put(cache, {"config.json": CONFIG}, "e" * 40)
+    assert not is_ready(weights, home)  # without a tokenizer
+    put(cache, {"tokenizer.json": b"{}"}, "e" * 40)
+    assert is_ready(weights, home)
 
 
 @pytest.mark.parametrize(
@@ -237,14 +245,14 @@ def python(code: str, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def test_planning_fetches_the_configuration_alone_and_preparing_the_rest(
+def test_planning_fetches_small_files_alone_and_preparing_the_rest(
     hub: tuple[dict[str, str], list[str]],
 ) -> None:
     environment, asked = hub
     ask = "m = catalog.base_model('owner/name'); print(m.fingerprint, m.location, m.parameters)\n"
     before = python(ask, environment).split()
     assert before[1:] == [f"owner/name@{COMMIT}", "6"]
-    assert asked == ["config.json"]
+    assert asked == ["config.json", "tokenizer.json", "generation_config.json"]
     code = ask + (
         "from nbtrain.training.prepare_model import prepare, is_ready\n"
         "from nbtrain.plan.resolved import BaseModelRef\n"

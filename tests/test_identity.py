@@ -50,7 +50,7 @@ def test_a_hash_is_64_hex_digits_and_stays_the_same_between_versions() -> None:
         train_digest=plan.workload.train_digest,
         parent_checkpoint_id=None,
     )
-    assert plan.config_hash.startswith("55b1a03ea7b2")
+    assert plan.config_hash.startswith("089c8bbd7ad4")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import text
 
 from nbtrain.catalog import (
     Catalog,
@@ -204,7 +205,7 @@ def test_the_hash_covers_everything_that_is_content_and_not_the_name() -> None:
 
 def test_the_hash_is_pinned() -> None:
     # A change here makes every registered workload another one: then raise the version.
-    expected = "c0d764d22b1d4c1e213843efd8615b84f9df56ea6ee189db647cad93dab9d7c3"
+    expected = "d7889382718baffe859a5d2ff83599c00ef9004ed4d305de6fdeecf5ba588b60"
     assert build(rows(2)).workload_id == expected
 
 
@@ -312,6 +313,60 @@ def test_files_are_private(home: Path) -> None:
     workload = Catalog(open_store(home)).register_workload(build())
     assert stat.S_IMODE(workload.folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in workload.folder.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("validation", [True, False])
+@pytest.mark.parametrize("held_out", [0.2, [{"prompt": "p3", "answer": "x"}]])
+def test_the_split_is_known_without_reading_a_task(
+    held_out: Any, validation: bool, home: Path
+) -> None:
+    catalog = Catalog(open_store(home))
+    tasks = [{"prompt": f"p{n}", "answer": "x"} for n in range(10)]
+    made = catalog.register_workload(build(tasks, held_out=held_out))
+    split = catalog.workload("w").split(validation=validation)
+    (made.folder / "tasks.jsonl").unlink()
+    (made.folder / "held_out.jsonl").unlink()
+    told = catalog.workload("w").split_info(validation=validation)
+    for name in ("train", "held_out", "description", "train_digest", "held_out_digest"):
+        assert getattr(told, name) == getattr(split, name)
+
+
+@pytest.mark.parametrize("file", ["tasks.jsonl", "held_out.jsonl"])
+def test_tasks_that_were_changed_are_noticed_where_they_are_read(file: str, home: Path) -> None:
+    catalog = Catalog(open_store(home))
+    made = catalog.register_workload(build(held_out=rows(3)))
+    path = made.folder / file
+    path.write_text(path.read_text().replace("1", "7"))
+    with pytest.raises(NotFound, match="not those that were registered"):
+        catalog.workload("w").split(validation=True)
+    again = catalog.register_workload(build(held_out=rows(3)))
+    assert again.split(validation=True).held_out == 3
+
+
+def test_every_digit_of_a_number_counts_and_comes_back(home: Path) -> None:
+    catalog = Catalog(open_store(home))
+    numbers = [2**53, 2**53 + 1, -(10**40), 3, 3.0, 0.1, -0.0, 1e300, True, [2**60, {"a": 2**60}]]
+    ids = set()
+    for number in numbers:
+        made = catalog.register_workload(build([{"prompt": "p", "n": number}], held_out=0))
+        (task,) = made.tasks()
+        assert repr(task.columns["n"]) == repr(number)
+        ids.add((made.workload_id, task.task_id))
+    assert len({w for w, _ in ids}) == len({t for _, t in ids}) == len(numbers)
+
+
+def test_a_sample_of_another_version_is_registered_anew(home: Path) -> None:
+    store = open_store(home)
+    catalog = Catalog(store, {"s": lambda: build(name="s")})
+    made = catalog.workload("s")
+    about = made.folder / "workload.json"
+    old = json.loads(about.read_text()) | {"version": 1}
+    about.write_text(json.dumps(old))
+    with pytest.raises(NotFound, match="another version of nbtrain"):
+        load_workload(made.folder)
+    with store.engine.begin() as connection:
+        connection.execute(text("update workloads set spec = :s"), {"s": json.dumps(old)})
+    assert catalog.workload("s").split_info(validation=True).train > 0
 
 
 def test_names_move_and_ids_stay(home: Path) -> None:

@@ -33,7 +33,8 @@ class BaseModel:
 
     ``location`` is a folder, a GGUF file, or ``owner/name@commit`` for a repository.
     ``max_context`` counts the tokens of prompt and reply together; ``parameters`` is ``None``
-    where no header states it. ``fingerprint`` changes with configuration and weights.
+    where no header states it. ``fingerprint`` changes with configuration, weights, tokenizer,
+    chat template and generation settings.
     """
 
     slug: str
@@ -105,11 +106,12 @@ def _folder(path: Path, slug: str, kind: Kind, digests: FileDigests) -> BaseMode
     contents = read_folder(path, slug)
     _accept(contents.config, contents.problems, slug)
     weights = {file.name: digests.sha256(file) for file in contents.weights}
+    beside = {file.name: digests.sha256(file) for file in contents.beside}
     return BaseModel(
         slug=slug,
         kind=kind,
         location=str(path),
-        fingerprint=fingerprint(contents.config_bytes, weights),
+        fingerprint=fingerprint(contents.config_bytes, weights, beside),
         max_context=_context(contents.config),
         precision="fp32" if kind == "embedded" else "bf16",
         parameters=contents.parameters,
@@ -140,7 +142,7 @@ def _repository(ref: str, slug: str, digests: FileDigests) -> BaseModel:
         slug=slug,
         kind="repository",
         location=contents.location,
-        fingerprint=fingerprint(contents.config_bytes, contents.weights),
+        fingerprint=fingerprint(contents.config_bytes, contents.weights, contents.beside),
         max_context=_context(contents.config),
         precision="bf16",
         parameters=contents.parameters,

@@ -16,7 +16,7 @@ from nbtrain.catalog.base_models import (
 )
 from nbtrain.catalog.digests import FileDigests
 from nbtrain.catalog.repositories import is_repository
-from nbtrain.catalog.workloads import Workload, WorkloadSpec, load_workload, write_workload
+from nbtrain.catalog.workloads import VERSION, Workload, WorkloadSpec, load_workload, write_workload
 from nbtrain.errors import NotFound, Problem, Refused
 from nbtrain.store import Store, private_folder
 
@@ -29,7 +29,8 @@ class Catalog:
     """Workloads and base models of one store.
 
     ``samples`` maps the names of sample workloads to functions that build them: such a name is
-    registered when it is first asked for, and nothing else can be registered under it.
+    registered when it is first asked for, and again when another version registered it; nothing
+    else can be registered under it.
     """
 
     def __init__(self, store: Store, samples: Samples | None = None) -> None:
@@ -74,7 +75,7 @@ class Catalog:
             msg = f"{ref!r} is no workload: a name, an id or a workload is expected"
             raise NotFound(msg)
         target = self._store.alias("workload", ref)
-        if target is None and ref in self._samples:
+        if ref in self._samples and (target is None or self._is_outdated(target)):
             return self._keep(self._samples[ref]())
         row = self._store.workload(ref)
         if row is None:
@@ -84,6 +85,10 @@ class Catalog:
     def sample(self, name: str) -> Workload:
         """The sample workload of this name, whatever an older version let the name mean."""
         return self._keep(self._samples[name]())
+
+    def _is_outdated(self, workload_id: str) -> bool:
+        row = self._store.workload(workload_id)
+        return row is not None and row["spec"].get("version") != VERSION
 
     def workload_names(self) -> list[str]:
         """Every name that :meth:`workload` knows, the one moved last first, samples last."""

@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["FileDigests", "fingerprint", "tokenizer_digest"]
+from nbtrain.plan.identity import canonical
+
+__all__ = ["BESIDE_WEIGHTS", "FileDigests", "fingerprint", "tokenizer_digest"]
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -24,10 +26,22 @@ TOKENIZER_FILES = (
 )
 
 
-def fingerprint(config: bytes, weights: Mapping[str, str]) -> str:
-    """A base model's identity: SHA-256 over its configuration and its weight files' digests."""
-    parts = {"config": hashlib.sha256(config).hexdigest(), "weights": dict(weights)}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+BESIDE_WEIGHTS = (*TOKENIZER_FILES, "generation_config.json")
+"""Small files that decide what a model reads and writes, and so are part of its identity."""
+
+
+def fingerprint(config: bytes, weights: Mapping[str, str], beside: Mapping[str, str]) -> str:
+    """A base model's identity: SHA-256 over its configuration and its files' digests.
+
+    ``weights`` and ``beside`` (tokenizer, chat template, generation settings: what there is of
+    ``BESIDE_WEIGHTS``) map file names to SHA-256 digests.
+    """
+    parts = {
+        "config": hashlib.sha256(config).hexdigest(),
+        "weights": dict(weights),
+        "beside": dict(beside),
+    }
+    return hashlib.sha256(canonical(parts)).hexdigest()
 
 
 def tokenizer_digest(folder: Path) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nbtrain.catalog.digests import BESIDE_WEIGHTS
 from nbtrain.errors import NotFound, Problem, Refused
 
 __all__ = ["FolderContents", "parse_config", "read_folder", "tokenizer_problem", "weight_files"]
@@ -29,11 +30,15 @@ _LFS_POINTER = b"version https://git-lfs"
 
 @dataclass(frozen=True, slots=True)
 class FolderContents:
-    """What a model's folder holds. ``parameters`` is counted from the weight files' headers."""
+    """What a model's folder holds. ``parameters`` is counted from the weight files' headers.
+
+    ``beside`` are the tokenizer, the chat template and the generation settings.
+    """
 
     config: dict[str, Any]
     config_bytes: bytes
     weights: tuple[Path, ...]
+    beside: tuple[Path, ...]
     parameters: int
     problems: tuple[Problem, ...]
 
@@ -64,7 +69,8 @@ def read_folder(folder: Path, slug: str) -> FolderContents:
     missing = tokenizer_problem({entry.name for entry in folder.iterdir()}, slug)
     if missing is not None:
         problems.append(missing)
-    return FolderContents(config, raw, weights, parameters, tuple(problems))
+    beside = tuple(folder / name for name in BESIDE_WEIGHTS if (folder / name).is_file())
+    return FolderContents(config, raw, weights, beside, parameters, tuple(problems))
 
 
 def parse_config(raw: bytes, slug: str) -> dict[str, Any]:

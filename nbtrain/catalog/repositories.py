@@ -1,16 +1,19 @@
 """Models by repository (``owner/name``): the hub's cache first, then its index over the network.
 
-At plan time at most ``config.json`` is downloaded; the weights' digests come from the cache or
-from the hub's own file list, so a repository has the same fingerprint before and after download.
+At plan time at most ``config.json`` and the small files of tokenizer and generation settings are
+downloaded; the digests of big files come from the cache or from the hub's own file list, so a
+repository has the same fingerprint before and after download.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.catalog.digests import BESIDE_WEIGHTS
 from nbtrain.catalog.folders import INDEX, WEIGHTS, parse_config, read_folder, tokenizer_problem
 from nbtrain.errors import NbtrainError, NotFound, Problem
 
@@ -29,12 +32,16 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RepositoryContents:
-    """What a repository holds at one commit. ``weights`` maps file names to SHA-256 digests."""
+    """What a repository holds at one commit.
+
+    ``weights`` and ``beside`` map file names to SHA-256 digests.
+    """
 
     location: str
     config: dict[str, Any]
     config_bytes: bytes
     weights: dict[str, str]
+    beside: dict[str, str]
     parameters: int | None
     problems: tuple[Problem, ...]
 
@@ -82,6 +89,7 @@ def _from_cache(ref: str, folder: Path, digests: FileDigests) -> RepositoryConte
         config=contents.config,
         config_bytes=contents.config_bytes,
         weights={path.name: _blob_digest(path, digests) for path in contents.weights},
+        beside={path.name: _blob_digest(path, digests) for path in contents.beside},
         parameters=contents.parameters,
         problems=(),
     )
@@ -113,6 +121,7 @@ def _from_hub(ref: str, cached: Path | None) -> RepositoryContents:
             repository, revision=revision, files_metadata=True, timeout=_SECONDS
         )
         path = hf_hub_download(repository, "config.json", revision=info.sha)
+        beside = _beside(repository, info)
     except OfflineModeIsEnabled as error:
         raise _not_found(ref, cached, "HF_HUB_OFFLINE is set") from error
     except GatedRepoError as error:
@@ -135,10 +144,26 @@ def _from_hub(ref: str, cached: Path | None) -> RepositoryContents:
         raise _not_found(
             ref, cached, f"the hub cannot be reached ({_first_line(error)})"
         ) from error
-    return _from_info(ref, info, Path(path).read_bytes())
+    return _from_info(ref, info, Path(path).read_bytes(), beside)
 
 
-def _from_info(ref: str, info: ModelInfo, raw: bytes) -> RepositoryContents:
+def _beside(repository: str, info: ModelInfo) -> dict[str, str]:
+    """Digests of the files beside the weights; of small ones the hub tells none: fetched."""
+    from huggingface_hub import hf_hub_download
+
+    found: dict[str, str] = {}
+    for file in info.siblings or []:
+        if file.rfilename not in BESIDE_WEIGHTS:
+            continue
+        if file.lfs:
+            found[file.rfilename] = file.lfs.sha256
+        else:
+            path = Path(hf_hub_download(repository, file.rfilename, revision=info.sha))
+            found[file.rfilename] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def _from_info(ref: str, info: ModelInfo, raw: bytes, beside: dict[str, str]) -> RepositoryContents:
     files = info.siblings or []
     names = {file.rfilename for file in files}
     weights = {
@@ -169,6 +194,7 @@ def _from_info(ref: str, info: ModelInfo, raw: bytes) -> RepositoryContents:
         config=parse_config(raw, ref),
         config_bytes=raw,
         weights=weights,
+        beside=beside,
         parameters=info.safetensors.total if info.safetensors else None,
         problems=tuple(problems),
     )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Split", "Task", "split_tasks"]
+from nbtrain.plan.identity import canonical
+
+__all__ = ["Split", "Task", "content", "split_tasks"]
 
 # Part of the hash that decides the side, so that it has nothing to do with other hashes.
 _SALT = b"nbtrain held-out\n"
+_SAFE = 2**53 - 1  # the largest whole number that RFC 8785 writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +32,24 @@ class Task:
     def from_row(cls, row: Mapping[str, Any]) -> Task:
         """The task of a checked row."""
         columns = {name: value for name, value in row.items() if name != "prompt"}
-        digest = hashlib.sha256(_canonical({"prompt": row["prompt"], "columns": columns}))
+        digest = hashlib.sha256(content({"prompt": row["prompt"], "columns": columns}))
         return cls(digest.hexdigest()[:16], row["prompt"], columns)
 
     @property
     def prompt_key(self) -> bytes:
         """Equal for equal prompts, whatever their columns."""
-        return hashlib.sha256(_SALT + _canonical(self.prompt)).digest()
+        return hashlib.sha256(_SALT + content(self.prompt)).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The two sides, how they came about, and the SHA-256 over the ids of the train side."""
+    """The two sides, how they came about, and the SHA-256 over the ids of each side."""
 
     train_tasks: list[Task] = field(repr=False)
     held_out_tasks: list[Task] = field(repr=False)
     description: str
     train_digest: str
+    held_out_digest: str
 
     @property
     def train(self) -> int:
@@ -114,10 +117,32 @@ def _with_stated(tasks: Sequence[Task], stated: Sequence[Task]) -> Split:
 
 
 def _split(train: Sequence[Task], held_out: Sequence[Task], description: str) -> Split:
-    ids = "\n".join(task.task_id for task in train)
-    digest = hashlib.sha256(ids.encode()).hexdigest()
-    return Split(list(train), list(held_out), description, digest)
+    return Split(list(train), list(held_out), description, _digest(train), _digest(held_out))
 
 
-def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode()
+def _digest(tasks: Sequence[Task]) -> str:
+    return hashlib.sha256("\n".join(task.task_id for task in tasks).encode()).hexdigest()
+
+
+def content(value: object) -> bytes:
+    """The canonical JSON by which tasks and workloads are identified.
+
+    RFC 8785 knows doubles only: to it 3 and 3.0 are the same, and whole numbers of more than 53
+    bits cannot be written. Such numbers are null there, and their digits stand beside it.
+    """
+    beside: list[list[Any]] = []
+    return canonical([_set_aside(value, (), beside), beside])
+
+
+def _set_aside(value: Any, path: tuple[str | int, ...], beside: list[list[Any]]) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: _set_aside(inner, (*path, key), beside) for key, inner in sorted(value.items())
+        }
+    if isinstance(value, list | tuple):
+        return [_set_aside(inner, (*path, place), beside) for place, inner in enumerate(value)]
+    big = isinstance(value, int) and not -_SAFE <= value <= _SAFE
+    if big or (isinstance(value, float) and value.is_integer()):
+        beside.append([list(path), repr(value)])
+        return None
+    return value

@@ -20,12 +20,12 @@ from typing import Any
 
 from nbtrain.catalog.base_models import BaseModel
 from nbtrain.catalog.rows import PROMPT, Row, read_rows
-from nbtrain.catalog.splitting import Split, Task, split_tasks
+from nbtrain.catalog.splitting import Split, Task, content, split_tasks
 from nbtrain.errors import NotFound, Problem, Refused
 
 __all__ = ["Workload", "WorkloadSpec", "build_workload", "load_workload", "write_workload"]
 
-_VERSION = 1
+VERSION = 2
 _NAME = re.compile(r"\w[\w.-]{0,99}")
 _NAME_ALLOWED = "up to 100 letters, digits, '_', '-' and '.', the first a letter, digit or '_'"
 
@@ -47,6 +47,25 @@ class WorkloadSpec:
     reward_identity: tuple[dict[str, Any], ...] = field(repr=False)
     base_model: str | None
     raw: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SplitNumbers:
+    """How many tasks train and are held out, how that came about, and the digests of both."""
+
+    train: int
+    held_out: int
+    description: str
+    train_digest: str
+    held_out_digest: str
+
+
+def _told(split: Split) -> dict[str, Any]:
+    return {name: getattr(split, name) for name in SplitNumbers.__slots__}
+
+
+def _side(validation: bool) -> str:
+    return "with validation" if validation else "without validation"
 
 
 class Workload:
@@ -110,9 +129,21 @@ class Workload:
         """How the tasks divide.
 
         Stated held-out tasks never train. A fraction is split off by content hash when
-        ``validation`` is on; otherwise everything trains.
+        ``validation`` is on; otherwise everything trains. Raises ``NotFound`` when the files are
+        gone, damaged, or not those that were registered.
         """
-        return split_tasks(self._tasks, self._held_out_tasks, self.held_out, validation=validation)
+        split = split_tasks(self._tasks, self._held_out_tasks, self.held_out, validation=validation)
+        if _told(split) != self._about["splits"][_side(validation)]:
+            msg = (
+                f"the tasks in {self.folder} are not those that were registered; "
+                "register the workload again"
+            )
+            raise NotFound(msg)
+        return split
+
+    def split_info(self, *, validation: bool) -> SplitNumbers:
+        """Sizes and digests of :meth:`split` as they were registered, without reading a task."""
+        return SplitNumbers(**self._about["splits"][_side(validation)])
 
     @cached_property
     def _tasks(self) -> list[Task]:
@@ -199,8 +230,8 @@ def _problems_between(rows: list[Row], held_out_rows: list[Row]) -> list[Problem
         Problem(f"held_out.{name}", f"held_out has no column {name!r}, which tasks has")
         for name in missing
     ]
-    stated = {_canonical(row[PROMPT]) for row in held_out_rows}
-    if all(_canonical(row[PROMPT]) in stated for row in rows):
+    stated = {content(row[PROMPT]) for row in held_out_rows}
+    if all(content(row[PROMPT]) in stated for row in rows):
         message = "every task's prompt is among the held-out ones, so nothing is left to train on"
         problems.append(Problem("held_out", message))
     return problems
@@ -218,23 +249,22 @@ def _content_hash(
     # Lines are hashed one by one: a million tasks never stand in memory as one text.
     digest = hashlib.sha256()
     head = {
-        "version": _VERSION,
+        "version": VERSION,
         "held_out": fraction,
         "rewards": list(identity),
         "base_model": base_model,
         "raw": raw,
         "tasks": len(rows),
     }
-    digest.update(_canonical(head))
+    digest.update(content(head))
     for row in (*rows, *held_out_rows):
-        digest.update(b"\n" + _canonical(row))
+        digest.update(b"\n" + content(row))
     return digest.hexdigest()
 
 
-def _canonical(value: object) -> bytes:
-    return json.dumps(
-        value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False
-    ).encode()
+def _line(row: Row) -> bytes:
+    # not RFC 8785, in which 3.0 would come back as 3
+    return json.dumps(row, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
@@ -244,7 +274,7 @@ def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
     registering again mends a damaged folder and repacks rewards for a newer Python.
     """
     about = {
-        "version": _VERSION,
+        "version": VERSION,
         "workload_id": spec.workload_id,
         "base_model": spec.base_model,
         "raw": spec.raw,
@@ -253,15 +283,26 @@ def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
         "held_out_tasks": len(spec.held_out_rows),
         "columns": [name for name in spec.rows[0] if name != PROMPT],
         "rewards": list(spec.reward_identity),
+        "splits": _splits(spec),
     }
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _put(folder / "tasks.jsonl", b"".join(_canonical(row) + b"\n" for row in spec.rows))
-    held_out = b"".join(_canonical(row) + b"\n" for row in spec.held_out_rows)
+    _put(folder / "tasks.jsonl", b"".join(_line(row) for row in spec.rows))
+    held_out = b"".join(_line(row) for row in spec.held_out_rows)
     _put(folder / "held_out.jsonl", held_out)
     _put(folder / "rewards.pkl", spec.rewards)
     # Last: a folder without it was left halfway and is none.
     _put(folder / "workload.json", json.dumps(about, indent=1).encode())
     return about
+
+
+def _splits(spec: WorkloadSpec) -> dict[str, Any]:
+    """Both ways to divide the tasks, so that a plan is resolved without reading them."""
+    tasks = [Task.from_row(row) for row in spec.rows]
+    stated = [Task.from_row(row) for row in spec.held_out_rows]
+    return {
+        _side(validation): _told(split_tasks(tasks, stated, spec.held_out, validation=validation))
+        for validation in (True, False)
+    }
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -287,9 +328,10 @@ def load_workload(folder: Path, name: str | None = None) -> Workload:
     except (OSError, ValueError) as error:
         msg = f"the workload's folder {folder} is gone or damaged; register the workload again"
         raise NotFound(msg) from error
-    if about.get("version") != _VERSION:
-        msg = f"the workload in {folder} was written by a newer version of nbtrain"
-        raise NotFound(msg)
+    version = about.get("version")
+    if version != VERSION:
+        msg = f"the workload in {folder} was written by another version of nbtrain ({version}, not "
+        raise NotFound(msg + f"{VERSION}); register the workload again")
     return Workload(folder, about, name)
 
 

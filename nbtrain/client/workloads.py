@@ -42,7 +42,7 @@ class WorkloadItem:
 
     def to_row(self) -> dict[str, Any]:
         """The workload as one row of a table."""
-        split = self._workload.split(validation=True)
+        split = self._workload.split_info(validation=True)
         return {
             "name": self.name,
             "workload_id": self.id,

@@ -15,7 +15,7 @@ import rfc8785
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.resolved import ResolvedPlan
 
-VERSION = 1
+VERSION = 2
 """Of the hashed form; a change of the form changes every hash, so it is part of it."""
 
 

@@ -135,7 +135,7 @@ def divide(found: Statements, references: References, *, validation: bool) -> Sp
     if workload is None:
         return None
     try:
-        split = workload.split(validation=validation)
+        split = workload.split_info(validation=validation)
     except Refused as error:
         found.bad.add("workload")
         found.problems.extend(error.problems)

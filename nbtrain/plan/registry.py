@@ -29,8 +29,8 @@ class WorkloadInfo(Protocol):
         """Slug used when the plan names no base model."""
         ...
 
-    def split(self, *, validation: bool) -> SplitInfo:
-        """How its tasks divide.
+    def split_info(self, *, validation: bool) -> SplitInfo:
+        """How its tasks divide, told without reading them.
 
         Without validation nothing is split off; stated held-out tasks stay out either way.
         """
