@@ -142,6 +142,16 @@ def test_the_plan_is_kept_as_it_was_given(client: Client, run: Run) -> None:
     assert json.loads(json.dumps(view.given)) == view.given
 
 
+def test_a_training_state_may_go_between_plan_and_start(client: Client, run: Run) -> None:
+    best = run.best()
+    view = client.training.resolve(options={"num_steps": 1}, parent_checkpoint_id=best)
+    assert stored.store_of(client).drop_training_state(best.checkpoint_id)
+    with pytest.raises(PlanRefused, match=r"lost its training state.*load_weights_only: true"):
+        client.training.launch(view)
+    assert [row.run_id for row in stored.store_of(client).runs()] == [run.id]
+    assert [folder.name for folder in run.folder.parent.iterdir()] == [run.id]
+
+
 def test_a_run_is_no_checkpoint(client: Client, run: Run) -> None:
     for ref in (run, "first", run.id, run.id[:8]):
         with pytest.raises(PlanRefused, match=r"run\.best\(\) picks one"):

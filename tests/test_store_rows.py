@@ -14,7 +14,7 @@ import torch
 from sqlalchemy import event, text
 from test_store import RESOLVED, make_run, training
 
-from nbtrain.errors import StoreError
+from nbtrain.errors import PlanRefused, StoreError
 from nbtrain.plan.phases import Phase, Status
 from nbtrain.plan.resolved import BaseModelRef, ParentRef, ResolvedPlan, Setting, WorkloadRef
 from nbtrain.store import RunWriter, Store, new_id, open_store, trajectory_ref
@@ -331,6 +331,11 @@ def test_a_checkpoint_is_committed_once_and_its_training_state_can_go(store: Sto
     assert store.drop_training_state(parent) == "/c/2"
     assert store.pin(pinned, pinned=False)
     assert store.drop_training_state(pinned) == "/c/1"
+    gone = {"run_id": run.run_id, "checkpoint_id": pinned}
+    with pytest.raises(PlanRefused, match="has lost its training state"):
+        make_run(store, parent=gone)
+    weights = RESOLVED["settings"] | {"load_weights_only": {"value": True}}
+    assert make_run(store, parent=gone, settings=weights).parent_checkpoint_id == pinned
 
 
 def test_a_dropped_training_state_no_longer_counts(store: Store, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +13,7 @@ from nbtrain.client.records import Checkpoint, HeldOutPoint, Progress, RewardPoi
 from nbtrain.client.refusals import refuse
 from nbtrain.client.resolved import ResolvedView
 from nbtrain.client.run import RUN_COLUMNS, Run
+from nbtrain.errors import Refused
 from nbtrain.plan.fields import as_python, plain
 from nbtrain.plan.listing import ModelOptions
 from nbtrain.plan.resolved import ResolvedPlan
@@ -161,7 +163,10 @@ class Training:
         )
 
     def launch(self, view: ResolvedView, *, text: str | None = None) -> Run:
-        """Start a resolved plan; ``text`` is the plan as it was typed, kept for the record."""
+        """Start a resolved plan; ``text`` is the plan as it was typed, kept for the record.
+
+        Raises :class:`PlanRefused` when the parent has lost its training state meanwhile.
+        """
         from nbtrain.jobs.launch import launch
         from nbtrain.store import new_id, write_json
 
@@ -172,7 +177,11 @@ class Training:
         folder = store.run_folder(run_id)
         write_json(folder / "plan.json", given)
         write_json(folder / "resolved.json", view.plan.to_json())
-        row = store.create_run(run_id, plan=given, resolved=view.plan)
+        try:
+            row = store.create_run(run_id, plan=given, resolved=view.plan)
+        except Refused:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         launch(store, row)
         return Run(store, row)
 
@@ -224,6 +233,14 @@ class Runs:
         """Runs, newest first."""
         store = self._parts.store
         return Listing([Run(store, row) for row in store.runs(limit)], RUN_COLUMNS)
+
+    def still_running(self, name: str | None, *, besides: Run | None = None) -> Listing[Run]:
+        """Runs of this name that are not over, newest first; none for ``None``."""
+        store = self._parts.store
+        rows = store.runs(name=name, open_only=True) if name else []
+        found = [Run(store, row) for row in rows]
+        open_ones = [run for run in found if run != besides and not run.is_over]
+        return Listing(open_ones, RUN_COLUMNS)
 
     def progress(self, training_run_id: RunRef) -> Progress:
         """Steps and trajectories so far."""

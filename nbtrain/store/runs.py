@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from nbtrain.errors import StoreError
+from nbtrain.errors import PlanRefused, Problem, StoreError
 from nbtrain.plan.phases import RESUME_AT, TERMINAL, Phase, may_follow
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.store import tables
@@ -58,8 +58,9 @@ class Runs(Reader):
 
         ``plan`` is kept as it was given, ``resolved`` as :meth:`ResolvedPlan.to_json` writes it;
         workload, base model, hash, parent and steps are taken from it, ``name`` and ``method``
-        too when they are not stated. Raises ``ValueError`` for a malformed id and
-        :class:`StoreError` for one that is taken.
+        too when they are not stated. Raises ``ValueError`` for a malformed id,
+        :class:`StoreError` for one that is taken, and :class:`PlanRefused` when the run is to
+        resume a checkpoint that has lost its training state since the plan was made.
         """
         data = resolved.to_json() if isinstance(resolved, ResolvedPlan) else dict(resolved)
         parent = data.get("parent") or {}
@@ -93,6 +94,8 @@ class Runs(Reader):
             if connection.execute(taken).first():
                 msg = f"the run {short(run_id)} exists already"
                 raise StoreError(msg)
+            if parent and not settings.get("load_weights_only", {}).get("value"):
+                _check_training_state(connection, parent["checkpoint_id"])
             key = connection.execute(insert(tables.runs), row).lastrowid
             connection.execute(insert(tables.attempts), {"run": key, "number": 1})
             _enter(connection, key, 1, Phase.RESOLVING_DATASET, row["created_at"], None)
@@ -261,6 +264,21 @@ _REFERENCED = select(tables.runs.c.parent_checkpoint_id).where(
     tables.runs.c.parent_checkpoint_id.is_not(None),
     tables.runs.c.phase.not_in(sorted(TERMINAL)),
 )
+
+
+def _check_training_state(connection: Connection, checkpoint_id: str) -> None:
+    table = tables.checkpoints
+    query = select(table.c.training_state).where(table.c.checkpoint_id == checkpoint_id)
+    if connection.execute(query).scalar() is False:
+        message = (
+            f"parent_checkpoint_id: checkpoint {short(checkpoint_id)} has lost its training state "
+            "since the plan was made"
+        )
+        hint = (
+            "Take a newer checkpoint, or start from its weights with fresh training state: "
+            "load_weights_only: true"
+        )
+        raise PlanRefused([Problem("parent_checkpoint_id", message, checkpoint_id, hint=hint)])
 
 
 def _size(folder: Path) -> int:
