@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import stored
+from sqlalchemy import event
 
 import nbtrain
 from nbtrain.client import Client, NotBuiltYet, Run
@@ -266,6 +268,45 @@ def test_a_list_of_runs_has_a_line_each(client: Client, run: Run) -> None:
     assert lines[0] == "2 items"
     assert len(lines) == 3
     assert f"first {run.id[:12]}: running, step 3 of 8, sums, nbtrain/tiny" in lines[2]
+
+
+def asked(client: Client, ask: Callable[[], object]) -> list[str]:
+    """The statements that ``ask`` put to the database."""
+    seen: list[str] = []
+
+    def note(_c: object, _cursor: object, statement: str, *_rest: object) -> None:
+        seen.append(statement)
+
+    engine = stored.store_of(client).engine
+    event.listen(engine, "before_cursor_execute", note)
+    ask()
+    event.remove(engine, "before_cursor_execute", note)
+    return [statement for statement in seen if statement.startswith("SELECT")]
+
+
+def test_a_table_of_ended_runs_is_one_query_without_plans(client: Client, run: Run) -> None:
+    for n in range(5):
+        stored.finish(stored.create(client, f"r{n}"))
+    listed = client.training.runs.list(limit=5)
+    tables = []
+    (query,) = asked(client, lambda: tables.append(listed.to_frame()))
+    assert "runs.resolved" not in query
+    assert list(tables[0]["name"]) == ["r4", "r3", "r2", "r1", "r0"]
+    assert set(tables[0]["status"]) == {"succeeded"}
+    stored.step(run, 4)  # one that goes on is asked for as it is now
+    table = client.training.runs.list().to_frame()
+    assert table.set_index("name").loc["first", "completed_steps"] == 4
+    assert len(client.training.runs.list(limit=0).to_frame()) == 0
+
+
+def test_a_look_reads_the_checkpoints_only_after_a_save(client: Client, run: Run) -> None:
+    glance = run.glance()
+    assert [line.step for line in glance.refresh().checkpoints] == [0, 2]
+    assert not any("FROM checkpoints" in query for query in asked(client, glance.refresh))
+    stored.step(run, 4)
+    stored.validate(run, 4, 0.9)
+    stored.save(run, 4)
+    assert [line.step for line in glance.refresh().checkpoints] == [0, 2, 4]
 
 
 def test_earlier_runs_are_those_of_the_same_recipe(client: Client, run: Run) -> None:

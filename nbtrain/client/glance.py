@@ -18,7 +18,7 @@ from nbtrain.report.summary import CheckpointLine, HeldOut, RunSummary, as_html,
 
 if TYPE_CHECKING:
     from nbtrain.jobs.liveness import Liveness
-    from nbtrain.store import Store, StoredRun
+    from nbtrain.store import Store, StoredCheckpoint, StoredRun
 
 __all__ = ["Glance"]
 
@@ -60,6 +60,8 @@ class Glance:
         self._rounds: list[HeldOutPoint] = []
         self._held_out: list[HeldOut] = []
         self._groups: dict[str, int] = {}
+        self._saved: tuple[int, int | None] | None = None
+        self._checkpoints: list[StoredCheckpoint] = []
         self._attempted = 0
         self._error: str | None = None
 
@@ -99,7 +101,12 @@ class Glance:
             self._error = frequent_error(store, row) or self._error
 
     def _summary(self, row: StoredRun, seen: Liveness) -> RunSummary:
-        found = tables.checkpoint_records(self._store.checkpoints(row.key), self._rounds)
+        # what a run saved changes with a save; what else changes is read anew when it is over
+        saved = (row.attempt, row.saved_step)
+        if saved != self._saved:
+            self._checkpoints = self._store.checkpoints(row.key)
+            self._saved = saved
+        found = tables.checkpoint_records(self._checkpoints, self._rounds)
         top = tables.best(found)
         return RunSummary(
             run_id=row.run_id,

@@ -170,7 +170,10 @@ class TrajectoryItem:
 
     @property
     def traceback(self) -> str | None:
-        """The whole traceback of a reward that failed; ``error`` is its first line."""
+        """The whole text of what failed in a reward, its traceback where there is one.
+
+        ``None`` when nothing failed; ``error`` holds its first line that says what.
+        """
         told = self._texts().get("error")
         return None if told is None else str(told)
 

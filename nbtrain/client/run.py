@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nbtrain.jobs.liveness import Liveness
     from nbtrain.store import Row, Store, StoredRun
 
-__all__ = ["RUN_COLUMNS", "Run"]
+__all__ = ["RUN_COLUMNS", "Run", "RunListing"]
 
 RUN_COLUMNS = (
     "run_id",
@@ -45,7 +45,7 @@ _GO_ON = (
 _LATER = frozenset(
     ("pause", "resume", "branch", "evaluate", "report", "export", "panel", "diagnose")
 )
-_LOG_TAIL = 64 * 1024  # bytes of the job's log that ``run.log`` returns
+_LOG_TAIL = 64 * 1024  # bytes of each log file that ``run.log`` returns
 
 
 class Run:
@@ -154,10 +154,10 @@ class Run:
         """Runs of the same recipe (equal config hash) that were created before, newest first."""
         found = [
             Run(self._store, row)
-            for row in self._store.runs()
-            if row.config_hash == self.config_hash and row.key < self._key
+            for row in self._store.runs(config_hash=self.config_hash, texts=False)
+            if row.key < self._key
         ]
-        return Listing(found, RUN_COLUMNS)
+        return RunListing(found, RUN_COLUMNS)
 
     @property
     def folder(self) -> Path:
@@ -232,7 +232,10 @@ class Run:
 
     @property
     def log(self) -> str:
-        """The end of the job's log, at most 64 KiB; a first line says what is left off."""
+        """The ends of the job's logs, one after the other: at most 64 KiB of each file.
+
+        A line before each names the file and says how much of it is left off.
+        """
         logs = self.folder / "logs"
         parts = [_tail(path) for path in sorted(logs.glob("*.log"))] if logs.is_dir() else []
         return "\n".join(part for part in parts if part)
@@ -355,13 +358,7 @@ class Run:
 
     def to_row(self) -> dict[str, Any]:
         """The run as one row of a table of runs."""
-        row = self._row()
-        told = {
-            "status": str(row.status),
-            "phase": str(row.phase),
-            "workload": row.workload_name or row.workload_id[:12],
-        }
-        return {name: told.get(name) or getattr(row, name) for name in RUN_COLUMNS}
+        return _as_row(self._row())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.id == self.id
@@ -372,6 +369,35 @@ class Run:
     def __iter__(self) -> Iterator[Any]:
         msg = "a run is no list; its tables are run.rewards, run.groups, run.checkpoints, …"
         raise TypeError(msg)
+
+
+class RunListing(Listing[Run]):
+    """A list of runs; as a frame they are read together."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per run, as it is now."""
+        from nbtrain.client.frames import frame
+
+        if not self.items:
+            return super().to_frame()
+        store = self.items[0]._store
+        since = min(run._key for run in self.items)
+        seen = {row.key: row for row in store.runs(since=since, texts=False)}
+        # only of a run that goes on one has to ask whether its job still lives
+        rows = [
+            _as_row(seen[run._key]) if seen[run._key].ended_for_good else run.to_row()
+            for run in self.items
+        ]
+        return frame(rows)
+
+
+def _as_row(row: StoredRun) -> dict[str, Any]:
+    told = {
+        "status": str(row.status),
+        "phase": str(row.phase),
+        "workload": row.workload_name or row.workload_id[:12],
+    }
+    return {name: told.get(name) or getattr(row, name) for name in RUN_COLUMNS}
 
 
 def _tail(path: Path) -> str:

@@ -12,7 +12,7 @@ from nbtrain.client.listing import Listing, row_of
 from nbtrain.client.records import Checkpoint, HeldOutPoint, Progress, RewardPoint, StepSummary
 from nbtrain.client.refusals import refuse
 from nbtrain.client.resolved import ResolvedView
-from nbtrain.client.run import RUN_COLUMNS, Run
+from nbtrain.client.run import RUN_COLUMNS, Run, RunListing
 from nbtrain.errors import Refused
 from nbtrain.plan.fields import as_python, plain
 from nbtrain.plan.listing import ModelOptions
@@ -232,7 +232,8 @@ class Runs:
     def list(self, limit: int | None = None) -> Listing[Run]:
         """Runs, newest first."""
         store = self._parts.store
-        return Listing([Run(store, row) for row in store.runs(limit)], RUN_COLUMNS)
+        runs = [Run(store, row) for row in store.runs(limit, texts=False)]
+        return RunListing(runs, RUN_COLUMNS)
 
     def still_running(self, name: str | None, *, besides: Run | None = None) -> Listing[Run]:
         """Runs of this name that are not over, newest first; none for ``None``."""

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, ColumnElement, Select, Text, select, type_coerce
+from sqlalchemy import Column, ColumnElement, Select, Text, null, select, type_coerce
 
 from nbtrain.errors import AmbiguousReference, NotFound
 from nbtrain.plan.phases import TERMINAL, Phase
@@ -30,6 +30,10 @@ _RUN_COLUMNS: list[ColumnElement[Any]] = [
         for column in tables.runs.c
         if column.name != "id"
     ),
+]
+_BRIEF_COLUMNS: list[ColumnElement[Any]] = [
+    null().label(column.name) if column.name in _RUN_JSON.values() else column
+    for column in _RUN_COLUMNS
 ]
 _CHECKPOINT_COLUMNS: list[ColumnElement[Any]] = [
     tables.checkpoints.c.id.label("key"),
@@ -57,14 +61,27 @@ class Finder:
         *,
         name: str | None = None,
         parent_run_id: str | None = None,
+        config_hash: str | None = None,
+        since: int | None = None,
         open_only: bool = False,
+        texts: bool = True,
     ) -> list[StoredRun]:
-        """Runs, newest first; of one name, of one parent, or only those that have not ended."""
-        query = select(*_RUN_COLUMNS).order_by(tables.runs.c.id.desc()).limit(limit)
+        """Runs, newest first; of one name, parent or recipe, from the key ``since`` on, or only
+        those that have not ended. Without ``texts`` the plans, most of a row, are left out.
+        """
+        query = (
+            select(*(_RUN_COLUMNS if texts else _BRIEF_COLUMNS))
+            .order_by(tables.runs.c.id.desc())
+            .limit(limit)
+        )
         if name is not None:
             query = query.where(tables.runs.c.name == name)
         if parent_run_id is not None:
             query = query.where(tables.runs.c.parent_run_id == parent_run_id)
+        if config_hash is not None:
+            query = query.where(tables.runs.c.config_hash == config_hash)
+        if since is not None:
+            query = query.where(tables.runs.c.id >= since)
         if open_only:
             query = query.where(tables.runs.c.phase.not_in(sorted(TERMINAL)))
         return self._runs(query)
