@@ -303,17 +303,21 @@ def test_train_alone_is_one_line(shell: Shell, capsys: pytest.CaptureFixture[str
 def test_the_line_magic(
     shell: Shell, launched: list[Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert list(shell.do("%train list").columns)[:3] == ["run_id", "name", "status"]
+    columns = ["name", "status", "completed_steps", "total_steps", "run_id"]
+    assert list(shell.do("%train list").columns)[:5] == columns
     shell.do(FIRST)
     run = launched[0]
     listed = shell.do("%train list --limit 5")
     assert isinstance(listed, pd.DataFrame)
     assert listed["name"].tolist() == ["first"]
-    for ref in ("first", run.id[:8], "$run", "'first'"):
+    assert listed["run_id"].tolist() == [run.id[:12]]
+    for ref in ("first", run.id[:8], "$run", "'first'", "_"):
         assert shell.do(f"%train show {ref}") == run
     stored.train(run)
     stored.save(run, 0)
-    assert shell.do("%train checkpoints first")["step_index"].tolist() == [0]
+    saved = shell.do("%train checkpoints first")
+    assert saved["step_index"].tolist() == [0]
+    assert saved["checkpoint_id"].tolist() == [run.checkpoint_list()[0].checkpoint_id[:12]]
     shell.do("%train watch first  # in place")
     assert run.id[:12] in shell.bundles[0]["text/plain"]
     shell.do("%train cancel first")
@@ -332,10 +336,80 @@ def test_wait_on_the_line(shell: Shell, launched: list[Run]) -> None:
     assert "was cancelled" in str(shell.run("%train wait first").error_in_exec)
 
 
-def test_options_are_listed(shell: Shell) -> None:
-    table = shell.do("%train options nbtrain/tiny").set_index("name")
-    assert table.loc["num_steps", "max"] == 100_000
-    assert "val_num_tasks" in shell.do("%train options --mode evaluation")["name"].tolist()
+def test_nothing_stands_for_a_missing_name(shell: Shell) -> None:
+    shell.do("%%train --workload sums\n")
+    assert shell.do("%train list")["name"].tolist() == [""]
+
+
+def test_the_underscore_must_be_a_run(shell: Shell, launched: list[Run]) -> None:
+    shell.do("%%train --workload sums\n")
+    shell.do("%train cancel _")
+    assert [c["command"] for c in launched[0]._store.commands(launched[0]._key)] == ["cancel"]
+    shell.do("1 + 1")
+    assert "_ is no run" in shell.refuse("%train show _")
+
+
+def test_other_runs_of_the_name_are_told_of(
+    shell: Shell, launched: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = FIRST.replace("--into", "--new --into")
+    shell.do(FIRST)
+    assert "still running" not in shell.bundles[0]["text/plain"]
+    shell.do(again)
+    old, new = launched
+    assert f"another {old.title} is still running" in shell.bundles[0]["text/plain"]
+    shell.do("%train cancel first")
+    told = capsys.readouterr().out
+    assert f"{new.title} was asked to stop" in told
+    assert f"an older {old.title} is still running: %train cancel {old.id[:12]}" in told
+    shell.do(f"%train cancel {old.id[:12]}")
+    assert "older" not in capsys.readouterr().out
+    stored.finish(old, Phase.CANCELLED)
+    stored.finish(new, Phase.CANCELLED)
+    shell.do(again)
+    assert "still running" not in shell.bundles[0]["text/plain"]
+
+
+def test_options_are_shown_by_group_what_is_not_built_last(shell: Shell) -> None:
+    table = shell.do("%train options nbtrain/tiny")
+    text, markup = repr(table), table._repr_html_()
+    lines = text.splitlines()
+    assert lines[0] == "options of nbtrain/tiny"
+    at = next(n for n, line in enumerate(lines) if line.split()[:1] == ["num_steps"])
+    assert lines[at].split(maxsplit=1)[1] == "100; allowed: 1 to 100,000"
+    assert lines[at + 1].strip().startswith("Training steps to run.")
+    joined = " ".join(text.split())
+    assert "computed: half of group_size, rounded down" in joined
+    assert "3, trained at 0 in this version; allowed: 3 or 0 in this version" in joined
+    assert "NaN" not in text + markup
+    assert "many digits" not in text
+    last = text.index("not built yet: only the default is accepted")
+    assert text.index("lora_rank") < last < text.index("max_total_trajectories")
+    for info in default_client().training.list_options().models[0].options:
+        assert f"<code>{info.name}</code>" in markup
+    assert max(map(len, lines)) <= 100
+    assert repr(shell.do("%train options")) == text
+    other = repr(shell.do("%train options --mode evaluation"))
+    assert "val_num_tasks" in other
+    assert "  num_steps " not in other
+
+
+def test_help_on_the_line(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.do("%train help") is None
+    told = capsys.readouterr().out
+    assert told.startswith("Look after runs.")
+    assert "%train cancel RUN" in told
+    assert ".texts()" in told
+
+
+@pytest.mark.parametrize("name", ["opne", "Inn", "Outt", "get_ipthon"])
+def test_only_the_user_s_names_are_suggested(shell: Shell, name: str) -> None:
+    shell.ns["rate"] = 1e-4
+    for cell in (f"%%train --workload ${name}\n", f"%%train --workload sums\nseed: ${name}\n"):
+        told = shell.refuse(cell)
+        assert f"${name} is not defined" in told
+        assert "Did you mean" not in told
+    assert "Did you mean $rate" in shell.refuse("%%train\nseed: $rat\n")
 
 
 @pytest.mark.parametrize(
@@ -355,7 +429,10 @@ def test_options_are_listed(shell: Shell) -> None:
     ],
 )
 def test_a_wrong_line_is_refused(shell: Shell, line: str, told: str) -> None:
-    assert told in shell.refuse(f"%train {line}")
+    shown = shell.refuse(f"%train {line}")
+    assert told in shown
+    assert shown.startswith("refused")
+    assert "nothing was started" not in shown
 
 
 def test_an_unknown_run_is_told_in_a_sentence(shell: Shell) -> None:

@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import Run, default_client
 from nbtrain.errors import Problem, Refused
 from nbtrain.notebook import live
-from nbtrain.notebook.cell import CellText, refused, value_of
+from nbtrain.notebook.cell import CellText, value_of
 from nbtrain.notebook.flags import NOT_YET
 from nbtrain.notebook.line import Flag, ParsedLine, Word, parse
+from nbtrain.notebook.names import Names
+from nbtrain.notebook.option_table import OptionTable
+from nbtrain.notebook.refusals import CellRefused
+from nbtrain.plan.fields import Mode
+from nbtrain.plan.listing import model_options
+from nbtrain.plan.source import in_order
 
-__all__ = ["run_command"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["run_command", "wrong_line"]
 
 _USE = (
     "a run is started by a cell that begins with %%train; "
-    "%train list | show | watch | wait | cancel | checkpoints | options"
+    "%train list | show | watch | wait | cancel | checkpoints | options | help"
 )
 
 
 def run_command(shell: Any, text: CellText) -> Any:
     """Do what the line says and return what the cell should show or assign."""
+    names = Names(shell)
     bare = parse(text.line, _ALL_FLAGS, offset=len(text.magic), positional=True)
     if not bare.rest and not bare.problems and not bare.values:
         print(_USE)
         return None
     if bare.problems:
-        raise refused(text, bare.problems)
+        raise wrong_line(text, bare.problems)
     word, *rest = bare.rest or [Word("", len(text.magic) + 1)]
     if word.text not in _COMMANDS:
-        raise refused(text, [_unknown(word)])
+        raise wrong_line(text, [_unknown(word)])
     flags, least, most, command = _COMMANDS[word.text]
     known = {flag.name for flag in flags}
     problems = [
@@ -43,10 +54,26 @@ def run_command(shell: Any, text: CellText) -> Any:
         needed = "a run: a name, an id or a prefix" if least else "no more words"
         told = f"%train {word.text} takes {needed}, found {len(rest)} words"
         problems.append(Problem("line", told, where=(rest[-1] if rest else word).where))
-    values = [value_of(item, shell.user_ns, problems) for item in rest]
+    values = [_reference(item, names, problems) for item in rest]
     if problems:
-        raise refused(text, problems)
+        raise wrong_line(text, problems)
     return command(shell, values, bare)
+
+
+def wrong_line(text: CellText, problems: list[Problem]) -> CellRefused:
+    """The refusal of a line that starts no run anyway."""
+    return CellRefused(in_order(problems), text.whole)
+
+
+def _reference(word: Word, names: Names, problems: list[Problem]) -> Any:
+    """The word's value; ``_`` is the run that a cell without ``--into`` leaves there."""
+    if word.text != "_":
+        return value_of(word, names, problems)
+    last = names.get("_")
+    if not isinstance(last, Run):
+        told = "_ is no run: it is the value of the last cell that had one"
+        problems.append(Problem("line", told, found="_", where=word.where))
+    return last
 
 
 def _unknown(word: Word) -> Problem:
@@ -64,7 +91,19 @@ def _run(ref: Any) -> Run:
 
 def _list(_: Any, __: list[Any], line: ParsedLine) -> Any:
     limit = _number(line, "--limit")
-    return default_client().training.runs.list(None if limit is None else int(limit)).to_frame()
+    table = default_client().training.runs.list(None if limit is None else int(limit)).to_frame()
+    return _for_reading(table, ("name", "status", "completed_steps", "total_steps", "run_id"))
+
+
+def _for_reading(table: pd.DataFrame, first: tuple[str, ...]) -> pd.DataFrame:
+    """The table with ``first`` in front, ids cut to prefixes, and nothing for a missing name."""
+    rest = [name for name in table.columns if name not in first]
+    table = table[[*first, *rest]].copy()
+    for name in table.columns.intersection(["run_id", "checkpoint_id", "config_hash"]):
+        table[name] = table[name].astype(object).str[:12]
+    for name in table.columns.intersection(["name"]):
+        table[name] = table[name].astype(object).fillna("")
+    return table
 
 
 def _show(_: Any, refs: list[Any], __: ParsedLine) -> Any:
@@ -85,6 +124,10 @@ def _wait(shell: Any, refs: list[Any], line: ParsedLine) -> None:
         live.poller.look_now(shown)
 
 
+def _help(shell: Any, _: list[Any], __: ParsedLine) -> None:
+    print(textwrap.dedent(shell.find_line_magic("train").__doc__).strip())
+
+
 def _cancel(_: Any, refs: list[Any], __: ParsedLine) -> None:
     run = _run(refs[0])
     if run.is_over:
@@ -92,25 +135,28 @@ def _cancel(_: Any, refs: list[Any], __: ParsedLine) -> None:
         return
     run.cancel()
     print(f"{run.title} was asked to stop; its checkpoints stay")
+    if refs[0] == run.name:
+        for other in default_client().training.runs.still_running(run.name, besides=run):
+            print(f"an older {other.title} is still running: %train cancel {other.id[:12]}")
 
 
 def _checkpoints(_: Any, refs: list[Any], __: ParsedLine) -> Any:
-    return _run(refs[0]).checkpoints
+    first = ("step_index", "held_out_reward", "round_completed", "kind", "checkpoint_id")
+    return _for_reading(_run(refs[0]).checkpoints, first)
 
 
 def _options(_: Any, models: list[Any], line: ParsedLine) -> Any:
     client = default_client()
-    mode = line.text("--mode") or "training"
-    if mode not in ("training", "evaluation"):
-        given = line.values["--mode"]
-        told = f"--mode is {mode!r}"
-        raise Refused([Problem("--mode", told, mode, "training, evaluation", given.where)])
-    slug = client.base_models.get(models[0]).slug if models else None
-    table = client.training.list_options(mode=mode).to_frame()  # type: ignore[arg-type]
-    if slug is None:
-        slug = table["base_model_slug"].iloc[0]
-    chosen = table[table["base_model_slug"] == slug]
-    return chosen.drop(columns=["base_model_slug"]).reset_index(drop=True)
+    mode: Mode = "training"
+    word = line.values.get("--mode")
+    if word is not None:
+        if word.text not in ("training", "evaluation"):
+            told = f"--mode is {word.text!r}"
+            raise Refused([Problem("--mode", told, word.text, "training, evaluation", word.where)])
+        mode = "training" if word.text == "training" else "evaluation"
+    given = models[0] if models else client.base_models.list()[0].slug
+    model = client.base_models.get(given)._model
+    return OptionTable(model_options(model, mode), model, mode)
 
 
 def _number(line: ParsedLine, flag: str) -> float | None:
@@ -142,4 +188,5 @@ _COMMANDS: dict[str, tuple[tuple[Flag, ...], int, int, _Command]] = {
     "cancel": ((), 1, 1, _cancel),
     "checkpoints": ((), 1, 1, _checkpoints),
     "options": ((_MODE,), 0, 1, _options),
+    "help": ((), 0, 0, _help),
 }

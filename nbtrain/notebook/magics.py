@@ -12,9 +12,10 @@ from nbtrain.client import Run, default_client
 from nbtrain.client.refusals import Detached
 from nbtrain.errors import NbtrainError, Refused
 from nbtrain.notebook import live
-from nbtrain.notebook.cell import Cell, CellText, read_cell, refused
-from nbtrain.notebook.commands import run_command
+from nbtrain.notebook.cell import Cell, CellText, read_cell
+from nbtrain.notebook.commands import run_command, wrong_line
 from nbtrain.notebook.flags import help_text
+from nbtrain.notebook.names import Names
 from nbtrain.notebook.refusals import CellError, CellRefused
 
 __all__ = ["TrainMagics"]
@@ -44,7 +45,7 @@ class TrainMagics(Magics):  # type: ignore[misc]
     @_told_briefly
     def train_cell(self, line: str, cell: str) -> None:  # noqa: D102 - given below
         text = CellText(line, cell)
-        plan = read_cell(text, self.shell.user_ns)
+        plan = read_cell(text, Names(self.shell))
         client = default_client()
         view = plan.resolve(client)
         if plan.dry_run:
@@ -78,14 +79,17 @@ class TrainMagics(Magics):  # type: ignore[misc]
 {help_text()}
 
     Behind a blank, ``#`` begins a comment. The output below the cell follows the run and keeps
-    the curve when the notebook is saved. ``%train list`` and ``%train watch RUN`` find a run again.
+    the curve when the notebook is saved. ``%train list`` and ``%train watch RUN`` find a run again;
+    ``run.texts()`` shows what the model wrote, ``run.best()`` is the checkpoint to go on from.
     """
 
     def _start(self, plan: Cell, view: Any) -> tuple[Run, tuple[str, ...]]:
         training = default_client().training
         same = None if plan.new else training.find_same(view)
         if same is None:
-            return training.launch(view, text=plan.text.whole), ()
+            others = training.runs.still_running(view.plan.display_name)
+            notes = tuple(f"another {other.title} is still running" for other in others)
+            return training.launch(view, text=plan.text.whole), notes
         told = (
             f"attached to {same.title}, {same.status}: the newest run of this name has the same "
             "plan; --new trains again"
@@ -112,9 +116,12 @@ class TrainMagics(Magics):  # type: ignore[misc]
             %train cancel RUN                stop it; its checkpoints stay
             %train checkpoints RUN           its checkpoints with their held-out reward
             %train options [MODEL]           every option of %%train
+            %train help                      this text
 
-        RUN is a name (its newest run), an id, a prefix of an id, or ``$name`` of a Run. A run is
-        started by a cell that begins with ``%%train``; ``%%train?`` shows its help.
+        RUN is a name (its newest run), an id, a prefix of an id, ``$name`` of a Run, or ``_``. A
+        run is started by a cell that begins with ``%%train``; ``%%train?`` shows its help. In
+        Python, ``nbtrain.attach(RUN)`` is the run: ``.texts()`` shows what the model wrote,
+        ``.rewards``, ``.checkpoints`` and ``.trajectories`` are its tables.
         """
         text = CellText(line, "", "%train ")
         try:
@@ -122,4 +129,4 @@ class TrainMagics(Magics):  # type: ignore[misc]
         except Refused as error:
             if isinstance(error, CellRefused):
                 raise
-            raise refused(text, list(error.problems)) from None
+            raise wrong_line(text, list(error.problems)) from None

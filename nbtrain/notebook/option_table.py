@@ -1,0 +1,100 @@
+"""The options of one base model as ``%train options`` shows them: by group, what works first."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.plan.fields import show, span
+from nbtrain.plan.listing import OptionInfo
+from nbtrain.plan.options import OPTIONS
+
+if TYPE_CHECKING:
+    from nbtrain.plan.registry import BaseModelInfo
+
+__all__ = ["OptionTable"]
+
+_NOT_BUILT = "not built yet: only the default is accepted"
+_HEADS = ("option", "default", "allowed", "what it does")
+_WIDTH = 100
+_NO_BOUND = 10**12  # a bound that only keeps numbers within what the store can hold
+_CELL = "text-align:left;vertical-align:top;padding:1px 10px 1px 0"
+_GROUP = f"{_CELL};padding-top:8px;font-weight:bold"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    name: str
+    default: str
+    allowed: str
+    told: str
+
+
+class OptionTable:
+    """Shown as text and as an HTML table; ``client.training.list_options`` has the raw frame."""
+
+    def __init__(self, options: Sequence[OptionInfo], model: BaseModelInfo, mode: str) -> None:
+        self._title = f"options of {model.slug}" + ("" if mode == "training" else f" ({mode})")
+        self._groups: dict[str, list[_Line]] = {}
+        last: list[_Line] = []
+        for info in options:
+            line = _line(info, model, mode)
+            (self._groups.setdefault(info.group, []) if info.built else last).append(line)
+        if last:
+            self._groups[_NOT_BUILT] = last
+
+    def __repr__(self) -> str:
+        lines = [line for group in self._groups.values() for line in group]
+        wide = max((len(line.name) for line in lines), default=0)
+        rows = [self._title]
+        for group, members in self._groups.items():
+            rows += ["", group]
+            for line in members:
+                rows += textwrap.wrap(
+                    f"{line.default}; allowed: {line.allowed}",
+                    _WIDTH,
+                    initial_indent=f"  {line.name:<{wide}}  ",
+                    subsequent_indent=" " * (wide + 4),
+                )
+                rows += textwrap.wrap(
+                    line.told, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+                )
+        return "\n".join(rows)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f'<th style="{_CELL}">{name}</th>' for name in _HEADS)
+        body = []
+        for group, members in self._groups.items():
+            body.append(f'<tr><td colspan="4" style="{_GROUP}">{html.escape(group)}</td></tr>')
+            for line in members:
+                cells = (line.default, line.allowed, line.told)
+                body.append(
+                    f'<tr><td style="{_CELL}"><code>{html.escape(line.name)}</code></td>'
+                    + "".join(f'<td style="{_CELL}">{html.escape(text)}</td>' for text in cells)
+                    + "</tr>"
+                )
+        return (
+            '<div style="font-family:sans-serif;font-size:13px">'
+            f"<div>{html.escape(self._title)}</div>"
+            '<table style="border-collapse:collapse;font-size:inherit;color:inherit">'
+            f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+        )
+
+
+def _line(info: OptionInfo, model: Any, mode: str) -> _Line:
+    option = OPTIONS[info.name]
+    default = show(info.default)
+    if info.default_kind == "computed":
+        other = option.evaluation_default if mode == "evaluation" else ""
+        default = f"computed: {other or option.computed}"
+    elif info.name == "max_staleness":
+        default = f"{default}, trained at 0 in this version"
+    allowed = option.allowed(model)
+    if option.built_values:
+        allowed = f"{' or '.join(map(show, option.built_values))} in this version"
+    elif info.max is not None and info.max >= _NO_BOUND:
+        allowed = span(info.min, None) + (", or null" if option.nullable else "")
+    return _Line(info.name, default, allowed, option.help)
