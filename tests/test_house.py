@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -62,3 +66,32 @@ def test_the_ranks_main_module_is_import_light() -> None:
     """Spawned reward workers import it again."""
     modules, _ = loaded_after("import nbtrain.training.main")
     assert modules & {"torch", "transformers", "pandas", "sqlalchemy", "numpy"} == set()
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    declared = {re.split(r"[<>=]", line)[0] for line in project["dependencies"]}
+    declared = {name.lower().replace("_", "-") for name in declared}
+    owners = packages_distributions()
+    missing = set()
+    made_with = ROOT / "nbtrain" / "training" / "embedded"  # once, by developers
+    for path in (ROOT / "nbtrain").rglob("*.py"):
+        if path.is_relative_to(made_with):
+            continue
+        for name in _imported(ast.parse(path.read_text("utf-8"))):
+            if name in sys.stdlib_module_names or name == "nbtrain":
+                continue
+            if not declared & {owner.lower().replace("_", "-") for owner in owners.get(name, ())}:
+                missing.add(f"{name} ({path.relative_to(ROOT)})")
+    assert not missing
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The top-level packages that a module imports, inside functions too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from nbtrain.client import Client, Detached, Run
-from nbtrain.report.summary import first_and_last, number
+from nbtrain.client.glance import first_and_last, number
 
 __all__ = ["main"]
 

@@ -14,13 +14,21 @@ from nbtrain.client.records import HeldOutPoint
 from nbtrain.errors import NotFound
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.report.figures import png, reward_figure
-from nbtrain.report.summary import CheckpointLine, HeldOut, RunSummary, as_html, as_text
+from nbtrain.report.summary import (
+    CheckpointLine,
+    HeldOut,
+    RunSummary,
+    as_html,
+    as_text,
+    first_and_last,
+    number,
+)
 
 if TYPE_CHECKING:
     from nbtrain.jobs.liveness import Liveness
     from nbtrain.store import Store, StoredCheckpoint, StoredRun
 
-__all__ = ["Glance"]
+__all__ = ["Glance", "first_and_last", "number"]
 
 _SHARE = 0.05  # of a core that pictures may take: one that cost 0.1 s is followed by 2 s without
 _LONGEST_WITHOUT = 5.0  # seconds; the first picture also pays for loading matplotlib

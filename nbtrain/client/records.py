@@ -172,7 +172,7 @@ class TrajectoryItem:
     def traceback(self) -> str | None:
         """The whole text of what failed in a reward, its traceback where there is one.
 
-        ``None`` when nothing failed; ``error`` holds its first line that says what.
+        ``None`` when nothing failed; ``error`` is its first line.
         """
         told = self._texts().get("error")
         return None if told is None else str(told)
