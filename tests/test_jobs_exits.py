@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtrain.jobs.exits import Exit, explain, last_exception, last_lines, verdict
+from nbtrain.jobs.exits import Exit, explain, last_exception, last_lines, tail, verdict
 from nbtrain.training.outcome import Outcome
 
 COMPLETED = Outcome("completed", "nothing left to learn")
@@ -69,6 +69,18 @@ def test_lines_come_without_control_characters_and_cut(log: Path) -> None:
     assert (first, red) == ("first", "red")
     assert len(long) == 400
     assert end == "\ufffd\ufffd end"
+
+
+@pytest.mark.parametrize("line", [b"x" * 63 + b"\n", b"y" * 62 + b"\n"])
+def test_a_tail_is_whole_lines_and_says_what_it_leaves_off(line: bytes, log: Path) -> None:
+    log.write_bytes(line * 2000)
+    text, left_off = tail(log)
+    assert set(text.splitlines()) == {line.decode().rstrip()}
+    assert len(text) + left_off == 2000 * len(line)
+    assert 64 * 1024 - len(line) < len(text) <= 64 * 1024
+    log.write_bytes(b"z" * 200_000 + b"\n")  # one endless line is cut rather than lost
+    assert len(tail(log)[0]) > 60_000
+    assert tail(log.with_name("none")) == ("", 0)
 
 
 def test_only_the_end_of_a_huge_log_is_read(log: Path) -> None:

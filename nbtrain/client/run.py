@@ -45,7 +45,6 @@ _GO_ON = (
 _LATER = frozenset(
     ("pause", "resume", "branch", "evaluate", "report", "export", "panel", "diagnose")
 )
-_LOG_TAIL = 64 * 1024  # bytes of each log file that ``run.log`` returns
 
 
 class Run:
@@ -401,11 +400,9 @@ def _as_row(row: StoredRun) -> dict[str, Any]:
 
 
 def _tail(path: Path) -> str:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(max(0, size - _LOG_TAIL))
-        text = file.read().decode("utf-8", errors="replace")
-    if size > _LOG_TAIL:
-        text = text.partition("\n")[2]
-        return f"== {path.name}: the first {size - _LOG_TAIL:,} bytes are left off ==\n{text}"
+    from nbtrain.jobs.exits import tail
+
+    text, left_off = tail(path)
+    if left_off:
+        return f"== {path.name}: the first {left_off:,} bytes are left off ==\n{text}"
     return f"== {path.name} ==\n{text}" if text else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nbtrain.training.outcome import Outcome
 
-__all__ = ["Exit", "explain", "last_exception", "last_lines", "verdict"]
+__all__ = ["Exit", "explain", "last_exception", "last_lines", "tail", "verdict"]
 
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARS = 400
@@ -82,13 +82,13 @@ def _how(exit: Exit) -> str:
 
 def last_lines(log: Path, count: int = _LINES) -> list[str]:
     """The last non-empty lines of ``log``, long ones cut, control characters removed."""
-    lines = [_ESCAPES.sub("", line).rstrip() for line in _tail(log).splitlines()]
+    lines = [_ESCAPES.sub("", line).rstrip() for line in tail(log)[0].splitlines()]
     return [_cut(line) for line in lines if line][-count:]
 
 
 def last_exception(log: Path) -> str | None:
     """The line of the last Python traceback that names the exception; None without one."""
-    lines = [_ESCAPES.sub("", line) for line in _tail(log).splitlines()]
+    lines = [_ESCAPES.sub("", line) for line in tail(log)[0].splitlines()]
     starts = [n for n, line in enumerate(lines) if line.strip() == _TRACEBACK]
     if not starts:
         return None
@@ -106,12 +106,20 @@ def _cut(line: str) -> str:
     return line if len(line) <= _LINE_CHARS else line[: _LINE_CHARS - 1] + "…"
 
 
-def _tail(log: Path) -> str:
-    """The end of a log: it may be huge, and of any encoding."""
+def tail(log: Path) -> tuple[str, int]:
+    """The end of a log, which may be huge and of any encoding: at most 64 KiB in whole lines.
+
+    Also how many bytes before it are left off. Empty for a file that cannot be read.
+    """
     try:
         with log.open("rb") as stream:
-            stream.seek(0, 2)
-            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
-            return stream.read().decode("utf-8", "replace")
+            size = stream.seek(0, 2)
+            # one byte more tells whether what follows it begins a line
+            start = max(0, size - _TAIL_BYTES - 1)
+            stream.seek(start)
+            data = stream.read()
     except OSError:
-        return ""
+        return "", 0
+    if start:
+        data = data.partition(b"\n")[2] or data
+    return data.decode("utf-8", "replace"), size - len(data)
