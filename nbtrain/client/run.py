@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import tables
+from nbtrain.client.later import NotYet
 from nbtrain.client.listing import Listing
 from nbtrain.client.records import Checkpoint, Progress
-from nbtrain.client.refusals import refuse
 from nbtrain.client.resolved import ShownPlan
 from nbtrain.errors import NotFound
 from nbtrain.plan.resolved import ResolvedPlan
@@ -38,16 +38,8 @@ RUN_COLUMNS = (
     "config_hash",
 )
 
-_GO_ON = (
-    "A new run goes on from a checkpoint: %%train --from CHECKPOINT, in Python "
-    "client.training.create(parent_checkpoint_id=…)"
-)
-_LATER = frozenset(
-    ("pause", "resume", "branch", "evaluate", "report", "export", "panel", "diagnose")
-)
 
-
-class Run:
+class Run(NotYet):
     """One training run, read from the store whenever it is asked; the handle keeps no state.
 
     Every read first looks whether the run's host still lives, so that a run whose host is gone
@@ -316,42 +308,6 @@ class Run:
         if not row.ended_for_good:
             request_cancel(self._store, row)
         return self
-
-    def pause(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.pause", "run.cancel() keeps the checkpoints. " + _GO_ON)
-
-    def resume(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.resume", _GO_ON)
-
-    def branch(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.branch", _GO_ON)
-
-    def evaluate(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.evaluate")
-
-    def report(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.report")
-
-    def export(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.export")
-
-    def panel(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.panel", "%train watch RUN follows a run in place")
-
-    def diagnose(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.diagnose")
-
-    def __dir__(self) -> list[str]:
-        """What this version has; what it refuses by name is not offered."""
-        return [name for name in super().__dir__() if name not in _LATER]
 
     # A run is its id
 
