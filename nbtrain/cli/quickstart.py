@@ -35,6 +35,8 @@ def main(console: Console | None = None, client: Client | None = None) -> None:
     console.print(
         "The sample workload sums: what is 51 + 48? The reward is 1 for the exact answer."
     )
+    for other in client.training.runs.still_running("quickstart"):
+        console.print(f"Another {other.title} is still running.", markup=False)
     # By its content: whatever a name may mean in a home that an older version wrote
     first = client.training.create(
         bench_id=client.workloads.sample().id,

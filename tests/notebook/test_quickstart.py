@@ -99,10 +99,12 @@ def test_the_command_fails_when_the_run_fails(
 
     tasks = [{"prompt": f"{n}?"} for n in range(40)]
     own = client.workloads.create("own", tasks=tasks, rewards=fails)
+    going = stored.create(client, "quickstart")
     monkeypatch.setattr(Workloads, "sample", lambda _: own)
     done = CliRunner().invoke(app, ["quickstart"])
     assert done.exit_code == 1
     assert "no reward today" in done.output
+    assert f"Another {going.title} is still running." in done.output
     assert "Traceback" not in done.output.split("no reward today")[0]
 
 
