@@ -12,6 +12,7 @@ import torch
 
 from nbtrain.training import checkpoints
 from nbtrain.training.checkpoints import CheckpointError, Identity
+from nbtrain.training.partials import clear_partial
 
 FITS = {"base_fingerprint": "f" * 64, "tokenizer_fingerprint": "t" * 64}
 IDENTITY = Identity("a" * 64, 1, 10, "nbtrain/tiny", "f" * 64, "t" * 64, "w" * 64, "c" * 64)
@@ -111,7 +112,7 @@ def test_a_killed_writer_leaves_no_checkpoint(tmp_path: Path) -> None:
     saved = write(tmp_path)
     read(saved, **FITS, training_state=True)
     partial.mkdir()
-    checkpoints.clear_partial(tmp_path)
+    clear_partial(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
 
 

@@ -53,7 +53,21 @@ NEVER = {"host_pid": None, "host_start_time": None, "started_at": None, "heartbe
         ("TRAINING", {"boot_id": "other/1"}, False, "gone", "restarted"),
         # The same machine, other pids: a second container of the same name, or a restarted one.
         ("TRAINING", {"boot_id": "b0/2"}, False, "elsewhere", "container"),
-        ("TRAINING", {"boot_id": "b0/2", "heartbeat_at": NOW - 16}, False, "gone", "pid 10"),
+        # A container that is only starved is not judged by another one; one replaced is, later.
+        (
+            "TRAINING",
+            {"boot_id": "b0/2", "heartbeat_at": NOW - 16},
+            False,
+            "elsewhere",
+            "said nothing since",
+        ),
+        (
+            "TRAINING",
+            {"boot_id": "b0/2", "heartbeat_at": NOW - 181, "started_at": NOW - 300},
+            False,
+            "gone",
+            "pid 10",
+        ),
         ("TRAINING", {"hostname": "there"}, False, "elsewhere", "runs on the machine there"),
         (
             "TRAINING",
@@ -234,6 +248,15 @@ def test_another_machines_run_is_never_ended_here(store: Store, run: StoredRun) 
     assert liveness(store, run).state == "elsewhere"
     assert not reap(store, run)
     assert store.run(run.key).phase is Phase.RESOLVING_DATASET
+
+
+def test_reaping_clears_half_written_checkpoints(store: Store, run: StoredRun) -> None:
+    half = store.run_folder(run.run_id) / "checkpoints" / ".step-000003.partial"
+    half.mkdir(parents=True)
+    (half / "adapter_model.safetensors").write_bytes(b"half")
+    dead_host(store, run)
+    assert reap(store, run)
+    assert not half.exists()
 
 
 def test_an_ended_or_paused_run_needs_no_host(store: Store, run: StoredRun) -> None:

@@ -197,6 +197,7 @@ def test_good_values_are_kept_in_their_own_type(name: str, value: object, kept: 
         ("group_size", 1, "out of bounds: found 1", None),
         ("top_p", 0, "top_p is out of bounds: found 0", None),
         ("val_top_p", 0.0, "val_top_p is out of bounds: found 0.0", None),
+        ("temperature", 1e-40, "is 0 (greedy) or at least 0.01, found 1e-40", None),
         ("top_k", 0, "is -1 (no limit) or at least 1, found 0", None),
         ("algorithm", "ppo", "has no choice 'ppo'", None),
         ("algorithm", "GRPO", "has no choice 'GRPO'", "Write grpo"),

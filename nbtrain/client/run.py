@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from nbtrain.client.later import NotYet
 from nbtrain.client.listing import Listing
 from nbtrain.client.records import Checkpoint, Progress
 from nbtrain.client.resolved import ShownPlan
-from nbtrain.errors import NotFound
+from nbtrain.errors import NotFound, StoreError
 from nbtrain.plan.resolved import ResolvedPlan
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class Run(NotYet):
         row = self._store.run(self._key)
         seen = liveness(self._store, row)
         if seen.state == "gone" and not row.ended_for_good:
-            reap(self._store, row)
+            # On a full disk the end cannot be recorded now; what is there can be read all the same
+            with suppress(StoreError):
+                reap(self._store, row)
             row = self._store.run(self._key)
         return row, seen
 

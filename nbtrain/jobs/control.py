@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from nbtrain.errors import StoreError
 from nbtrain.jobs.connection import send_code
 from nbtrain.store import Store, StoredRun
 
@@ -23,10 +24,19 @@ def request_cancel(store: Store, run: StoredRun) -> bool:
     run = store.run(run.key)
     if run.ended_for_good:
         return False
-    # Asking twice is one request.
-    if not any(row["command"] == "cancel" for row in store.commands(run.key)):
-        store.request(run.key, "cancel")
-    attempt = next(row for row in store.attempts(run.key) if row["number"] == run.attempt)
-    if attempt["connection_file"] and attempt["hostname"] == socket.gethostname():
+    attempt = store.attempt(run.key, run.attempt)
+    here = attempt["connection_file"] and attempt["hostname"] == socket.gethostname()
+    try:
+        # Asking twice is one request.
+        if not any(row["command"] == "cancel" for row in store.commands(run.key)):
+            store.request(run.key, "cancel")
+    except StoreError:
+        # A full disk takes no row, but the host takes a message.
+        if here and send_code(
+            Path(attempt["connection_file"]), "host.cancel()", timeout=_ANSWER_SECONDS
+        ):
+            return True
+        raise
+    if here:
         send_code(Path(attempt["connection_file"]), "host.wake()", timeout=_ANSWER_SECONDS)
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from nbtrain.errors import StoreError
 from nbtrain.jobs.connection import remove_connection, write_connection
 from nbtrain.jobs.environment import host_environment
 from nbtrain.jobs.liveness import reap
@@ -18,6 +20,8 @@ from nbtrain.processes import boot_id, process_identity
 from nbtrain.store import Store, StoredRun
 
 __all__ = ["launch"]
+
+log = logging.getLogger("nbtrain.jobs")
 
 
 def launch(store: Store, run: StoredRun, *, host_options: Sequence[str] = ()) -> None:
@@ -89,4 +93,7 @@ def _wait(store: Store, run: StoredRun, process: subprocess.Popen[bytes]) -> Non
     """Wait in the background: so the host leaves no zombie, and a false start is known at once."""
     code = process.wait()
     # The run's end is normally recorded by the host itself, and then this finds nothing to do.
-    reap(store, run, host_exit=code)
+    try:
+        reap(store, run, host_exit=code)
+    except StoreError as error:  # a full disk; the next reader that can write records it
+        log.warning("the end of run %s could not be recorded: %s", run.run_id[:12], error)

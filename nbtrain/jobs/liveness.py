@@ -16,8 +16,12 @@ from nbtrain.plan.phases import Phase
 from nbtrain.processes import Identity, boot_id, is_alive, mark_of, stop_tree
 from nbtrain.store import Row, Store, StoredRun
 from nbtrain.training.outcome import Outcome, read_outcome
+from nbtrain.training.partials import clear_partial
 
 __all__ = ["Here", "Liveness", "judge", "liveness", "reap"]
+
+CONTAINER_SECONDS = 180.0
+"""Silence after which a host in another process namespace counts as gone."""
 
 STALE_SECONDS = 15.0
 """A host whose heartbeat is older is unresponsive."""
@@ -78,9 +82,11 @@ def judge(phase: Phase, attempt: Mapping[str, Any], created_at: float, here: Her
         return _of_a_living_host(phase, attempt, heard, stale, here.now)
     if _boot(host.boot_id) != _boot(here.boot_id):
         return Liveness("gone", heard, f"the machine was restarted after {_clock(heard)}")
-    if host.boot_id != here.boot_id and not stale:
-        # Another container of the same name: its pids are not ours to look at.
-        return Liveness("elsewhere", heard, "runs in another container")
+    if host.boot_id != here.boot_id and here.now - heard <= CONTAINER_SECONDS:
+        # Another container of the same name: its pids are not ours to look at. When it has been
+        # silent for long, it is the one that this container replaced.
+        silence = f", which has said nothing since {_clock(heard)}" if stale else ""
+        return Liveness("elsewhere", heard, f"runs in another container{silence}")
     message = f"its host process (pid {host.pid}) is gone; last heard of {_clock(heard)}"
     return Liveness("gone", heard, message)
 
@@ -133,6 +139,7 @@ def reap(store: Store, run: StoredRun, *, host_exit: int | None = None) -> bool:
         if found.state != "gone":
             return False
         _kill_leftovers(run, attempt)
+        clear_partial(store.run_folder(run.run_id) / "checkpoints")
         outcome = _last_word(store, run, found, host_exit)
         ended = store.move_phase(
             run.key,

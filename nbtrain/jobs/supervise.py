@@ -22,6 +22,7 @@ from nbtrain.plan.phases import TERMINAL, Phase
 from nbtrain.processes import Identity, mark_of
 from nbtrain.store import Row, Store, StoredRun
 from nbtrain.training.outcome import Outcome, read_outcome
+from nbtrain.training.partials import clear_partial
 
 __all__ = ["RANK_MODULE", "Limits", "Supervisor"]
 
@@ -269,6 +270,8 @@ class Supervisor:
         survivors = self._stop(1.0 if self._stopped else self._limits.term)
         if survivors:
             log.error("could not be stopped: %s", [one.pid for one in survivors])
+        else:
+            clear_partial(self._folder / "checkpoints")
 
     def _stop(self, grace: float) -> list[Identity]:
         def beat() -> None:

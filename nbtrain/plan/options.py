@@ -71,6 +71,11 @@ def _no_zero(value: int) -> str | None:
     return "is -1 (no limit) or at least 1" if value == 0 else None
 
 
+def _too_cold(value: float) -> str | None:
+    # Logits divided by less overflow; nothing but the likeliest token would be sampled anyway
+    return "is 0 (greedy) or at least 0.01" if 0 < value < 0.01 else None
+
+
 def _pattern(value: str) -> str | None:
     if not value.strip():
         return 'is a regular expression or "default"'
@@ -165,7 +170,7 @@ _SAMPLING = (
            "sampling", compute=lambda *_: None, modes=_EVERYWHERE, built=False,
            computed="the lowest level that thinks; null for a model without levels"),
     Option("temperature", "number", "Sampling temperature; 0 is greedy, and then every group "
-           "ties.", "sampling", 1.0, min=0, max=2, modes=_EVERYWHERE),
+           "ties.", "sampling", 1.0, min=0, max=2, complaint=_too_cold, modes=_EVERYWHERE),
     Option("top_p", "number", "Sample from the smallest set of tokens with this probability, "
            "above 0, which would keep no token; null keeps the model's own.", "sampling", 1.0,
            min=0, max=1, above_min=True, nullable=True, modes=_EVERYWHERE),
@@ -192,7 +197,8 @@ _VALIDATION = (
            "outstanding rounds; 0 stops at once.", "validation", 7200, min=0, max=_MAX_STEPS,
            hashed="never", built=False),
     _as_training("reasoning_effort", "text", "Reasoning effort in validation."),
-    _as_training("temperature", "number", "Sampling temperature in validation.", min=0, max=2),
+    _as_training("temperature", "number", "Sampling temperature in validation.", min=0, max=2,
+                 complaint=_too_cold),
     _as_training("top_p", "number", "Nucleus probability in validation, above 0.", min=0, max=1,
                  above_min=True),
     _as_training("top_k", "integer", "Top-k limit in validation; -1 is no limit.", min=-1,

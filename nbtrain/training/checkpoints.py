@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nbtrain.errors import NbtrainError
+from nbtrain.training.partials import partial_name
 
 MANIFEST = "manifest.json"
 ADAPTER = "adapter_model.safetensors"
@@ -87,7 +88,7 @@ def save(
     """
     name = f"step-{identity.step:06d}"
     target = folder / name
-    partial = folder / f".{name}.partial"
+    partial = folder / partial_name(identity.step)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)
@@ -179,12 +180,6 @@ def drop_training_state(path: Path) -> None:
     """Delete a checkpoint's training state, once the store no longer lists it."""
     for name in STATE_FILES:
         (path / name).unlink(missing_ok=True)
-
-
-def clear_partial(folder: Path) -> None:
-    """Remove what a killed writer left half-written."""
-    for path in folder.glob(".step-*.partial"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _manifest(folder: Path, identity: Identity) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from nbtrain.store import RunWriter, Store
 from nbtrain.training import checkpoints
 from nbtrain.training.checkpoints import Identity
 from nbtrain.training.loop import LoopState
+from nbtrain.training.partials import clear_partial
 from nbtrain.training.policy import Policy
 from nbtrain.training.retention import Kept, sweep_training_states
 
@@ -47,7 +48,7 @@ class StoreRecorder:
         self._identity = identity
         self._held_out: dict[int, float] = {}
         self._holding: list[Kept] = []  # what this attempt saved and still has training state
-        checkpoints.clear_partial(self._folder)
+        clear_partial(self._folder)
 
     def step(
         self, row: dict[str, Any], groups: list[dict[str, Any]], trajectories: list[dict[str, Any]]
