@@ -184,6 +184,7 @@ class Loop:
                 reason = f"the loss or gradient was not finite in {self.not_finite} steps in a row"
                 return Ending(failure=reason)
             if self._grading_failed is not None:
+                self._save("interval")  # what was learned is there to go on from
                 return Ending(failure=f"step {self.step} taught nothing: {self._grading_failed}")
             if self.barren >= BARREN_STEPS:
                 return self._nothing_left()
