@@ -252,6 +252,42 @@ def test_a_trajectory_over_its_time_ends_for_timeout() -> None:
     assert [a.reward for a in judged.admissions] == [0.0, 1.0, 0.0, 0.0]
 
 
+def test_requests_of_an_earlier_rollout_do_not_count_against_the_time_limit() -> None:
+    """A group sampled without grading leaves its admissions behind; nothing is overdue for them."""
+    from nbtrain.rollout.types import Group
+
+    now = [0.0]
+    cancelled: list[int] = []
+    sampler = ScriptedSampler(random_script)
+    cancel = sampler.cancel
+
+    def watched(ids: Any) -> Any:
+        listed = list(ids)
+        cancelled.extend(listed)
+        return cancel(listed)
+
+    sampler.cancel = watched  # type: ignore[method-assign]
+    rollouts = Rollouts(
+        sampler,
+        ScriptedRewards(score),
+        lambda ids: "".join(map(str, ids)),
+        chat=True,
+        clock=lambda: now[0],
+    )
+    limited = replace(SAMPLING, timeout=0.5)
+    rollouts.sample_only(Group(0, 0, "0" * 16, 0), tasks(1)[0], [(1,), (2,)], limited)
+    take = sampler.step
+
+    def slowly() -> Any:
+        now[0] += 0.2
+        return take()
+
+    sampler.step = slowly  # type: ignore[method-assign]
+    pairs = [(Group(n, n, "0" * 16, 0), tasks(1)[0]) for n in range(6)]
+    assert rollouts.run(pairs, [[(n,)] for n in range(6)], limited, max_in_flight=1)
+    assert cancelled == []
+
+
 def test_equal_tasks_sample_different_replies() -> None:
     from nbtrain.training.start_checks import view_tasks
 

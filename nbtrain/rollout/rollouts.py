@@ -165,7 +165,8 @@ class Rollouts:
             if self._sampler.pending:
                 began = self._clock()
                 finished = self._sampler.step()
-                begun |= dict.fromkeys(self._sampler.admitted(), began)
+                # Only this rollout's: a start check or a rollout cut short may have left others
+                begun |= {r: began for r in self._sampler.admitted() if r in owner}
                 for done in [*finished, *self._overdue(begun, sampling.timeout)]:
                     seconds = self._clock() - begun.pop(done.request_id)
                     self._ended(owner[done.request_id], done, sampling, seconds)

@@ -218,8 +218,7 @@ class Loop:
             self.version += 1
             self._sampler.new_policy(self.version)
         self.barren = self.barren + 1 if batch.barren else 0
-        broken = report.skipped is not None and "not finite" in report.skipped
-        self.not_finite = self.not_finite + 1 if broken else 0
+        self.not_finite = 0 if report.finite else self.not_finite + 1
         self._only_ties = all(j.outcome is GroupOutcome.NO_SIGNAL for j in batch.groups)
         self._record(batch, report, rate, sampled_by, seconds)
         if batch.grading_failed:

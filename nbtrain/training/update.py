@@ -43,6 +43,8 @@ class UpdateReport:
     applied: bool
     skipped: str | None
     metrics: dict[str, Any]
+    finite: bool = True
+    """False when the loss or the gradient was not finite, which is why nothing was applied."""
 
     @property
     def loss(self) -> float | None:
@@ -162,7 +164,7 @@ class Updater:
         metrics["grad_norm"] = norm
         if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
             self.optimizer.zero_grad(set_to_none=True)
-            return UpdateReport(False, "loss or gradient is not finite", metrics)
+            return UpdateReport(False, "loss or gradient is not finite", metrics, finite=False)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
