@@ -5,7 +5,7 @@ Plain data: no torch here, so that admission, the ledger and their tests stay pu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -110,10 +110,15 @@ class Sampler(Protocol):
 
 @dataclass(slots=True)
 class Trajectory:
-    """One attempt at a task.
+    """One attempt at a task, of one or more turns.
+
+    ``token_ids`` is everything behind the prompt, sampled ids verbatim; ``observed`` are the
+    half-open spans of it that the environment put there, which no loss ever scores. There,
+    ``logprobs`` is 0 and ``versions`` is -1. ``turns`` counts agent and environment turns.
 
     ``reward`` is the recorded reward and never changes after grading; ``None`` means ungraded.
-    ``terms`` holds each reward term's unweighted score by name.
+    ``terms`` holds each reward term's unweighted score by name. ``messages`` are those behind the
+    prompt where there is an environment, else ``None``; ``completion`` is the last reply's text.
     """
 
     trajectory_id: int
@@ -129,17 +134,35 @@ class Trajectory:
     terms: dict[str, float | None] = field(default_factory=dict)
     error: str | None = None
     seconds: float = 0.0
+    observed: list[tuple[int, int]] = field(default_factory=list)
+    turns: int = 1
+    messages: list[dict[str, Any]] | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that were sampled, all turns together."""
+        return len(self.token_ids) - sum(stop - start for start, stop in self.observed)
+
+    @property
+    def started_version(self) -> int | None:
+        """The policy version of its first sampled token: what its staleness counts from."""
+        return next((version for version in self.versions if version >= 0), None)
 
 
 @dataclass(slots=True)
 class Group:
-    """The trajectories sampled for one task under one budget."""
+    """The trajectories sampled for one task under one budget.
+
+    ``budget`` is the largest number of output tokens of its trajectories where tasks are sampled
+    under several (density-aware training), else ``None``.
+    """
 
     group_id: int
     task_index: int
     task_id: str
     epoch: int
     trajectories: list[Trajectory] = field(default_factory=list)
+    budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +180,91 @@ class TaskView:
     def key(self) -> int:
         """The integer that keys this task's random streams."""
         return int(self.task_id, 16) + (self.occurrence << 64)
+
+
+class EnvironmentEventKind(StrEnum):
+    """What an environment answers with."""
+
+    OPENED = "opened"
+    """Constructed and reset."""
+    OBSERVED = "observed"
+    """It took an action."""
+    CLOSED = "closed"
+    """It told its state and is gone."""
+    FAILED = "failed"
+    """It raised, hung or died, and is gone; ``error`` says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentEvent:
+    """An answer of the environment of the trajectory ``key``.
+
+    ``text`` is what reset adds to the last message of the prompt. ``messages`` are what the
+    environment says to an action, none when it says nothing; ``done`` ends the trajectory.
+    ``state`` is what rewards may read of it after it closed. ``seconds`` is the time of the call
+    itself. The first line of ``error`` is a sentence; ``timed_out`` tells that it was killed
+    at its limit.
+    """
+
+    key: int
+    kind: EnvironmentEventKind
+    text: str | None = None
+    messages: tuple[dict[str, Any], ...] = ()
+    done: bool = False
+    state: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: str | None = None
+    timed_out: bool = False
+
+
+class Environments(Protocol):
+    """Environments of many trajectories at a time, each in a process of its own."""
+
+    def open(self, key: int, columns: Mapping[str, Any]) -> None:
+        """Queue the construction and reset of trajectory ``key``'s environment."""
+        ...
+
+    def act(self, key: int, reply: Mapping[str, Any], *, limit: float) -> None:
+        """Hand an assistant message to it; it is killed when it takes over ``limit`` seconds.
+
+        ``reply`` has ``content`` and, where the reply calls tools, ``tool_calls``.
+        """
+        ...
+
+    def close(self, key: int) -> None:
+        """Ask for its state, then let it go."""
+        ...
+
+    def drop(self, keys: Iterable[int]) -> None:
+        """Let these go at once, whatever they are doing; no event comes any more."""
+        ...
+
+    def events(self, block: float = 0.0) -> list[EnvironmentEvent]:
+        """Answers since the last call; waits up to ``block`` seconds for the first."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Environments queued for a process."""
+        ...
+
+    @property
+    def busy(self) -> int:
+        """Environments constructing, acting or closing at this moment."""
+        ...
+
+
+class Conversation(Protocol):
+    """Between messages and token ids, for trajectories of several turns."""
+
+    def prompt(self, prompt: Any, addition: str | None) -> tuple[int, ...]:
+        """Ids of a task's prompt; ``addition`` is appended to its last user message."""
+        ...
+
+    def reply(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """The assistant message of sampled ids: ``role``, ``content``, maybe ``tool_calls``."""
+        ...
+
+    def observation(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids from behind a reply's end token to where the next reply begins."""
+        ...
