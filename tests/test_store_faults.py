@@ -20,7 +20,7 @@ from test_store import in_processes, make_run, training
 from nbtrain.errors import StoreError
 from nbtrain.store import RunWriter, Store, connect, open_store
 from nbtrain.store.connect import Database, _patiently, file_url
-from nbtrain.store.schema import _migrate, version
+from nbtrain.store.schema import REVISIONS, _migrate, version
 
 IMPORTS = """
 from test_store import training
@@ -211,7 +211,7 @@ def test_a_migration_that_is_cut_short_leaves_nothing_behind(home: Path) -> None
     def cut_short() -> None:
         with database.writing() as connection:
             _migrate(connection)
-            assert version(connection) == "0001"
+            assert version(connection) == REVISIONS[-1]
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -17,7 +17,7 @@ from test_store import RESOLVED, make_run, training
 from nbtrain.errors import PlanRefused, StoreError
 from nbtrain.plan.phases import Phase, Status
 from nbtrain.plan.resolved import BaseModelRef, ParentRef, ResolvedPlan, Setting, WorkloadRef
-from nbtrain.store import RunWriter, Store, new_id, open_store, trajectory_ref
+from nbtrain.store import RunWriter, Store, amendments, new_id, open_store, trajectory_ref
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_step_is_committed_once_and_a_failed_one_can_be_made_again(store: Stor
     ):
         with pytest.raises(TypeError):
             writer.commit_step(*bad)
-    with pytest.raises(StoreError, match="step 7 of attempt 1 cannot be amended"):
+    with pytest.raises(StoreError, match="step 7 cannot be amended"):
         writer.commit_step({"step": 1}, [{"group_id": 0}], [sampled(0)], amend={7: {"loss": 1}})
     assert store.run(run.key) == run
     for read in (store.steps, store.groups, store.trajectories):
@@ -284,6 +284,136 @@ def test_an_earlier_step_is_amended_in_the_same_transaction(store: Store) -> Non
         "nonfinite": ["entropy", "kl"],
     }
     assert store.run(run.key).completed_steps == 2
+
+
+def waiting(writer: RunWriter, step: int, group: int) -> None:
+    """A step that ends with one group pending."""
+    writer.commit_step(
+        {"step": step, "pending_groups": 1, "settled": False, "kl": 0.5},
+        [{"group_id": group, "outcome": "pending", "reason": "waits", "eligible": 2}],
+        [sampled(n, n / 10, verdict="waits", eligible=True) for n in (2 * group, 2 * group + 1)],
+    )
+
+
+USED = {"outcome": "used", "reason": "admitted", "consumed_step": 2}
+
+
+def used(trajectory: int, **more: Any) -> dict[int, dict[str, Any]]:
+    told = {"used_reward": 0.5, "advantage": 0.7, "verdict": "trained on", "consumed_step": 2}
+    return {trajectory: told | more, trajectory + 1: told}
+
+
+def test_rows_of_earlier_steps_change_in_the_transaction_of_the_step_that_uses_them(
+    store: Store,
+) -> None:
+    run, writer = training(store)
+    other, noise = training(store, name="other")
+    waiting(writer, 1, 1)
+    waiting(noise, 1, 1)
+    # A held-out trajectory of the same id is another one
+    writer.commit_validation({"step": 1, "round_completed": True}, [sampled(2, 0.9)])
+    writer.commit_step(
+        {"step": 2},
+        amend={1: {"pending_groups": 0, "used_groups": 1, "settled": True}},
+        amend_groups={1: USED},
+        amend_trajectories=used(2, advantage=math.nan),
+    )
+    first, second = store.steps(run.key)
+    assert (first["pending_groups"], first["used_groups"], first["settled"]) == (0, 1, True)
+    assert second["metrics"] == {"nonfinite": ["amend_trajectories[2].advantage"]}
+    [group] = store.groups(run.key)
+    assert group.items() >= {**USED, "eligible": 2, "step": 1}.items()
+    rows = store.trajectories(run.key)
+    assert [(row["split"], row["verdict"], row["advantage"]) for row in rows] == [
+        ("train", "trained on", None),
+        ("train", "trained on", 0.7),
+        ("held_out", None, None),
+    ]
+    assert [row["reward"] for row in rows] == [0.2, 0.3, 0.9]
+    assert store.groups(other.key)[0]["outcome"] == "pending"
+    assert {row["verdict"] for row in store.trajectories(other.key)} == {"waits"}
+    now = store.run(run.key)
+    assert (now.attempted_trajectories, now.graded_trajectories, now.output_tokens) == (2, 2, 20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"amend_groups": {1: USED, 7: USED}}, "1 groups cannot be amended, .* as 7$"),
+        ({"amend_trajectories": used(3)}, "1 trajectories cannot be amended, .* as 4$"),
+        ({"amend_trajectories": {n: {} for n in (3,)} | used(90)}, "as 90, 91$"),
+    ],
+)
+def test_what_stands_nowhere_is_not_amended_and_named(
+    store: Store, changes: dict[str, Any], complaint: str
+) -> None:
+    run, writer = training(store)
+    waiting(writer, 1, 1)
+    before = store.steps(run.key), store.groups(run.key), store.trajectories(run.key)
+    with pytest.raises(StoreError, match=complaint):
+        writer.commit_step({"step": 2}, **changes)
+    assert (store.steps(run.key), store.groups(run.key), store.trajectories(run.key)) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"amend_groups": {1: {"size": 3}}}, r"amend_groups\[1\]\.size may not change"),
+        ({"amend_trajectories": {2: {"reward": 1.0}}}, r"trajectories\[2\]\.reward may not"),
+        ({"amend_trajectories": {2: {"advantage": "up"}}}, r"\[2\]\.advantage is 'up'"),
+    ],
+)
+def test_what_was_recorded_for_good_may_not_change(
+    store: Store, changes: dict[str, Any], complaint: str
+) -> None:
+    run, writer = training(store)
+    waiting(writer, 1, 1)
+    with pytest.raises(TypeError, match=complaint):
+        writer.commit_step({"step": 2}, **changes)
+    assert store.run(run.key).completed_steps == 1
+
+
+def test_a_resume_takes_back_what_the_lost_steps_had_changed(store: Store) -> None:
+    run, first = training(store)
+    waiting(first, 1, 1)
+    first.commit_checkpoint(saved(1))
+    before = store.steps(run.key), store.groups(run.key), store.trajectories(run.key)
+    totals = store.run(run.key)
+    first.commit_step(
+        {"step": 2, "update_applied": True},
+        amend={1: {"pending_groups": 0, "used_groups": 1, "settled": True, "kl": 2, "lag": 1}},
+        amend_groups={1: USED},
+        amend_trajectories=used(2),
+    )
+    first.commit_step({"step": 3}, amend={1: {"kl": math.nan}}, amend_groups={1: {"reason": "x"}})
+    store.move_phase(run.key, "FAILED", attempt=1)
+    store.start_attempt(run.key, 2)
+    second = RunWriter(store, run.key, 2)
+    assert second.supersede_after(1) == 2
+    assert (store.steps(run.key), store.groups(run.key), store.trajectories(run.key)) == before
+    now = store.run(run.key)
+    assert (now.updates_applied, now.output_tokens) == (totals.updates_applied, 20)
+    # The group still waits: this attempt may use it, though another one sampled it
+    second.commit_step({"step": 2}, amend={1: {"settled": True}}, amend_groups={1: USED})
+    assert store.groups(run.key)[0]["outcome"] == "used"
+    assert store.steps(run.key)[0]["settled"]
+
+
+def test_what_was_before_is_kept_while_it_may_be_gone_back_to(store: Store) -> None:
+    _, writer = training(store)
+
+    def kept() -> list[int]:
+        with store.database.reading() as connection:
+            return list(connection.execute(text("SELECT step FROM amendments")).scalars())
+
+    for step in range(1, 7):
+        waiting(writer, step, step)
+        writer.commit_step({"step": step + 100}, amend_groups={step: USED})
+        if step % 2 == 0:
+            writer.commit_checkpoint(saved(step + 100))
+    assert kept() == [105, 106]
+    assert writer.commit_checkpoint({**saved(107), "training_state": False})
+    assert kept() == [105, 106]
 
 
 def test_validation_stands_apart_from_training(store: Store) -> None:
@@ -510,3 +640,20 @@ def test_every_poll_is_answered_by_an_index_without_sorting(
     with store.database.reading() as connection:
         rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
     assert [row[-1] for row in rows] == [plan]
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("groups", "SEARCH t USING INDEX ix_groups_group (run=? AND group_id=?)"),
+        (
+            "trajectories",
+            "SEARCH t USING INDEX ix_trajectories_trajectory (run=? AND trajectory_id=?)",
+        ),
+    ],
+)
+def test_rows_to_be_amended_are_found_by_an_index(store: Store, name: str, plan: str) -> None:
+    with store.database.reading() as connection:
+        query = f"EXPLAIN QUERY PLAN {amendments._FIND[name]}"
+        rows = connection.exec_driver_sql(query, ("[1]", 1)).all()
+    assert plan in [row[-1] for row in rows]

@@ -166,6 +166,7 @@ groups = _table(
     Column("consumed_step", Integer),
     Index("ix_groups_run", "run", "id"),
     Index("ix_groups_step", "run", "step"),
+    Index("ix_groups_group", "run", "group_id"),
 )
 
 trajectories = _table(
@@ -192,6 +193,12 @@ trajectories = _table(
     Column("error", Text),
     Index("ix_trajectories_run", "run", "id"),
     Index("ix_trajectories_step", "run", "step"),
+    # To amend them by their own id; held-out ones have ids of their own kind
+    Index(
+        "ix_trajectories_trajectory",
+        *("run", "trajectory_id"),
+        sqlite_where=text("split = 'train'"),
+    ),
     # Held-out ones are few: without this, finding them reads a run's every trajectory
     # ("split" leads SQLite to choose it over the first index; it is the same in every entry)
     Index(
@@ -239,6 +246,15 @@ checkpoints = _table(
     Column("pinned", Boolean, nullable=False, server_default=false()),
     Column("created_at", Float, nullable=False),
     Index("ix_checkpoints_run", "run", "id"),
+)
+
+amendments = _table(
+    "amendments",
+    _run(),
+    # The step that changed earlier ones, and what these were before
+    Column("step", Integer, nullable=False),
+    _json("before"),
+    Index("ix_amendments_run", "run", "step"),
 )
 
 commands = _table(

@@ -186,6 +186,30 @@ class RowShape:
                 raise self._missing(where, [columns[name].index(None)], ".", name)
         return columns
 
+    def changes(
+        self,
+        names: Sequence[str],
+        given: Sequence[Mapping[str, Any]],
+        where: str,
+        keys: Sequence[Any],
+        nonfinite: list[str],
+    ) -> list[list[Any]]:
+        """The values of these columns of many rows that all have them, a list per column.
+
+        ``keys`` name the rows in complaints. Raises as :meth:`row` does.
+        """
+        columns = []
+        for name in names:
+            kind = self._kinds[name]
+            values = [item[name] for item in given]
+            if not kind.all_fit(values):
+                values = [
+                    kind.convert(value, f"{where}[{key}].{name}", nonfinite)
+                    for key, value in zip(keys, values, strict=True)
+                ]
+            columns.append(values)
+        return columns
+
     def _unknown(self, *name: object) -> TypeError:
         return TypeError(f"{''.join(map(str, name))} is no column of {self.table.name}")
 

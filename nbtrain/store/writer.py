@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from nbtrain.errors import StoreError
 from nbtrain.plan.phases import TERMINAL
 from nbtrain.store import tables
+from nbtrain.store.amendments import Amendments, forget, split_step, take_back
 from nbtrain.store.batches import GroupBatch, TrajectoryBatch
 from nbtrain.store.ids import check_id, short
 from nbtrain.store.rows import Row
@@ -54,27 +55,37 @@ class RunWriter:
         trajectories: Sequence[Mapping[str, Any]] = (),
         *,
         amend: Mapping[int, Mapping[str, Any]] | None = None,
+        amend_groups: Mapping[int, Mapping[str, Any]] | None = None,
+        amend_trajectories: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> int:
         """Commit a step with its groups and trajectories and return the step row's key.
 
         ``step`` needs ``step`` (the global step, 1-based); keys that are no columns go into
         ``metrics``. Groups and trajectories take run, attempt and step from here, and a
-        trajectory may carry ``text``: ``{"prompt", "completion", "terms", "error"}``. Values that
-        were NaN or infinite are stored as null and named in ``metrics["nonfinite"]``. ``amend``
-        changes columns or metrics of earlier steps of this attempt by step. The run's totals
-        move in the same transaction.
+        trajectory may carry ``text``: ``{"prompt", "completion", "terms", "error"}``; a
+        completion of several turns is a list of messages. Values that were NaN or infinite are
+        stored as null and named in ``metrics["nonfinite"]``. The run's totals move in the same
+        transaction.
 
-        Raises ``TypeError`` naming the key of a value that fits no column, and
-        :class:`StoreError` when this step of this attempt stands already.
+        What this step changes of earlier ones is written in it too: ``amend`` columns or metrics
+        of steps by step, ``amend_groups`` of groups by ``group_id`` (``outcome``, ``reason``,
+        ``eligible``, ``consumed_step``), ``amend_trajectories`` of training trajectories by
+        ``trajectory_id`` (``status``, ``reason``, ``used_reward``, ``eligible``, ``verdict``,
+        ``advantage``, ``consumed_step``, ``error``). Rows of earlier attempts that are not
+        superseded can be amended as well: a group may wait across a resume.
+
+        Raises ``TypeError`` naming the key of a value that fits no column or of one that may not
+        change, and :class:`StoreError` when this step of this attempt stands already or when
+        something to be amended stands nowhere.
         """
         nonfinite: list[str] = []
-        columns, metrics = _split(step)
+        columns, metrics = split_step(step)
         row = self._row(_STEP, columns, "", nonfinite)
         row["metrics"] = plain(metrics, "", nonfinite)
         place = {"run": self.run_key, "attempt": self.attempt, "step": row["step"]}
         done = GroupBatch(groups, place, nonfinite)
         sampled = TrajectoryBatch(trajectories, place, "train", nonfinite)
-        amended = [(at, *_amendment(changes)) for at, changes in (amend or {}).items()]
+        amended = Amendments(amend, amend_groups, amend_trajectories, nonfinite)
         if nonfinite:
             row["metrics"]["nonfinite"] = nonfinite
         with self._committing(f"step {row['step']} of attempt {self.attempt}") as connection:
@@ -83,8 +94,7 @@ class RunWriter:
             key = connection.execute(_NEW_STEP, row).lastrowid
             done.insert(connection)
             sampled.insert(connection)
-            for amendment in amended:
-                self._amend(connection, *amendment)
+            amended.apply(connection, self.run_key, row["step"])
         return key
 
     def commit_validation(
@@ -114,14 +124,18 @@ class RunWriter:
         what = f"the checkpoint {short(check_id(full['checkpoint_id']))}"
         with self._committing(what) as connection:
             self._own(connection)
+            if full["training_state"]:
+                # The last two can be gone back to; from before them nothing is resumed
+                forget(connection, self.run_key, _saved_before(connection, self.run_key))
             self._set(connection, saved_step=full["step"])
             return connection.execute(insert(tables.checkpoints), full).lastrowid
 
     def supersede_after(self, step: int) -> int:
         """Mark what earlier attempts wrote past the restored ``step``; how many step rows it hid.
 
-        The rows stay, hidden by default, and the run's totals go back to what is shown. To be
-        called before this attempt's first step: :class:`StoreError` otherwise.
+        The rows stay, hidden by default, and the run's totals go back to what is shown, as does
+        what those steps had amended of the ones up to ``step``. To be called before this
+        attempt's first step: :class:`StoreError` otherwise.
         """
         steps = tables.steps.c
         own = (steps.run == self.run_key) & (steps.attempt == self.attempt)
@@ -130,6 +144,7 @@ class RunWriter:
             if connection.execute(select(steps.id).where(own).limit(1)).first():
                 msg = f"attempt {self.attempt} has steps already; it cannot go back to step {step}"
                 raise StoreError(msg)
+            take_back(connection, self.run_key, step)
             lost = _lost(connection, self.run_key, step)
             self._set(connection, completed_steps=step, saved_step=step, **lost)
             hidden = [
@@ -177,27 +192,18 @@ class RunWriter:
         runs = update(tables.runs).where(tables.runs.c.id == self.run_key)
         connection.execute(runs.values(**values))
 
-    def _amend(
-        self, connection: Connection, step: int, columns: Row, metrics: Mapping[str, Any]
-    ) -> None:
-        table = tables.steps
-        here = (
-            (table.c.run == self.run_key)
-            & (table.c.attempt == self.attempt)
-            & (table.c.step == step)
-        )
-        before = connection.execute(select(table.c.metrics).where(here)).first()
-        if before is None:
-            msg = f"step {step} of attempt {self.attempt} cannot be amended: it was not committed"
-            raise StoreError(msg)
-        values = dict(columns)
-        if metrics:
-            values["metrics"] = _merged(before.metrics or {}, metrics)
-        connection.execute(update(table).where(here).values(values))
-
 
 def _past(table: Table, run_key: int, step: int) -> list[ColumnElement[bool]]:
     return [table.c.run == run_key, table.c.step > step, table.c.superseded.is_(False)]
+
+
+def _saved_before(connection: Connection, run_key: int) -> int:
+    """The step of the newest training state but one, counting that about to be committed."""
+    table = tables.checkpoints
+    query = select(func.max(table.c.step)).where(
+        table.c.run == run_key, table.c.training_state.is_(True), table.c.superseded.is_(False)
+    )
+    return connection.execute(query).scalar() or 0
 
 
 def _lost(connection: Connection, run_key: int, step: int) -> dict[str, Any]:
@@ -218,27 +224,6 @@ def _lost(connection: Connection, run_key: int, step: int) -> dict[str, Any]:
         "output_tokens": runs.output_tokens - counts[2],
         "updates_applied": runs.updates_applied - updates,
     }
-
-
-def _split(step: Mapping[str, Any]) -> tuple[Row, Row]:
-    """Columns of the steps table, and everything else as metrics."""
-    columns = {name: value for name, value in step.items() if name in tables.steps.c}
-    metrics = dict(columns.pop("metrics", None) or {})
-    metrics |= {name: value for name, value in step.items() if name not in tables.steps.c}
-    return columns, metrics
-
-
-def _amendment(changes: Mapping[str, Any]) -> tuple[Row, Row]:
-    columns, metrics = _split(changes)
-    nonfinite: list[str] = []
-    row = _STEP.some(columns, "", nonfinite)
-    found = plain(metrics, "", nonfinite)
-    return row, found | ({"nonfinite": nonfinite} if nonfinite else {})
-
-
-def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    lost = [*before.get("nonfinite", ()), *changes.get("nonfinite", ())]
-    return {**before, **changes, **({"nonfinite": lost} if lost else {})}
 
 
 def _totals(row: Row, sampled: TrajectoryBatch) -> dict[str, int]:

@@ -128,15 +128,33 @@ def new_writer(store: Store) -> RunWriter:
     return RunWriter(store, run.key, 1)
 
 
-def measure(store: Store, trajectories: int, steps: int) -> Cost:
-    """Commit ``steps`` steps and return what one of them cost this process."""
+def amendments(number: int, trajectories: int) -> dict[str, Any]:
+    """What changes when all groups of step ``number`` waited and the next step uses them."""
+    used = {"outcome": "used", "reason": "admitted", "consumed_step": number + 1}
+    trained = {"used_reward": 0.5, "advantage": 0.7, "verdict": "trained on"}
+    return {
+        "amend": {number: {"pending_groups": 0, "used_groups": 8, "settled": True}},
+        "amend_groups": {number * 1000 + n: used for n in range(trajectories // GROUP)},
+        "amend_trajectories": {
+            number * 10_000 + n: {**trained, "consumed_step": number + 1}
+            for n in range(trajectories)
+        },
+    }
+
+
+def measure(store: Store, trajectories: int, steps: int, *, amending: bool = False) -> Cost:
+    """Commit ``steps`` steps and return what one of them cost this process.
+
+    With ``amending`` every step changes all rows of the one before.
+    """
     writer, made, costs = new_writer(store), made_up_steps(), []
     for number in range(1, steps + 1):
         row = made.step(number)
         groups = [made.group(number, n) for n in range(trajectories // GROUP)]
         sampled = [made.trajectory(number, n) for n in range(trajectories)]
+        changes = amendments(number - 1, trajectories) if amending and number > 1 else {}
         begun = time.process_time()
-        writer.commit_step(row, groups, sampled)
+        writer.commit_step(row, groups, sampled, **changes)
         costs.append(time.process_time() - begun)
     costs.sort()
     return Cost(trajectories, costs[steps // 2], sum(costs) / steps)
@@ -177,11 +195,13 @@ def delays(home: Path, steps: int = 10) -> list[float]:
 def main() -> None:
     """Print a small table."""
     with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "home") as store:
-        print(f"{'trajectories':>12} {'median ms':>10} {'mean ms':>8} {'bar ms':>7}")
-        for trajectories in (0, 64, 256):
-            cost = measure(store, trajectories, 150)
-            row = [1e3 * value for value in (cost.median, cost.mean, cost.bar)]
-            print(f"{trajectories:12} {row[0]:10.2f} {row[1]:8.2f} {row[2]:7.2f}")
+        print(f"{'trajectories':>12} {'amended':>8} {'median ms':>10} {'mean ms':>8} {'bar ms':>7}")
+        for amending in (False, True):
+            for trajectories in (0, 64, 256):
+                cost = measure(store, trajectories, 150, amending=amending)
+                row = [1e3 * value for value in (cost.median, cost.mean, cost.bar)]
+                changed = trajectories if amending else 0
+                print(f"{trajectories:12} {changed:8} {row[0]:10.2f} {row[1]:8.2f} {row[2]:7.2f}")
     with tempfile.TemporaryDirectory() as folder:
         late = delays(Path(folder) / "home")
         print(f"seen by a reader at 4 Hz after {max(late):.2f} s at most")

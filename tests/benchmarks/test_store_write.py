@@ -26,5 +26,15 @@ def test_a_step_costs_about_2_ms_and_20_us_per_trajectory_at_most(
     assert best.median <= SLACK * best.bar
 
 
+@pytest.mark.parametrize("trajectories", [64, 256])
+def test_changing_all_rows_of_the_step_before_stays_within_the_same_bar(
+    home: Path, trajectories: int
+) -> None:
+    with open_store() as store:
+        costs = [measure(store, trajectories, 20, amending=True) for _ in range(6)]
+    best = min(costs, key=lambda cost: cost.median)
+    assert best.median <= SLACK * best.bar
+
+
 def test_a_committed_step_is_seen_by_another_process_within_a_second(home: Path) -> None:
     assert max(delays(home, 5)) <= 1.0
