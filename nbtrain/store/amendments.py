@@ -66,7 +66,11 @@ class Amendments:
         for name, batches in self._rows:
             wanted = [key for _, keys, _ in batches for key in keys]
             found = _find(connection, name, run_key, wanted)
-            before[name] = [[row[1], *row[2:]] for row in found.values()]
+            # Most rows were alike before: nothing was said of them but that they wait
+            alike: dict[tuple[Any, ...], list[int]] = {}
+            for known in found.values():
+                alike.setdefault(known[2:], []).append(known[1])
+            before[name] = list(alike.items())
             for columns, keys, values in batches:
                 rows = [(*new, found[key][1]) for key, new in zip(keys, values, strict=True)]
                 _update(connection, name, columns, rows)
@@ -86,13 +90,13 @@ class Amendments:
             if found is None:
                 msg = f"step {step} cannot be amended: it was not committed"
                 raise StoreError(msg)
-            values, old = dict(columns), found.metrics or {}
+            changed, old = dict(columns), found.metrics or {}
             if metrics:
-                values["metrics"] = _merged(old, metrics)
+                changed["metrics"] = _merged(old, metrics)
             was = {name: getattr(found, name) for name in columns}
             known = {name: old[name] for name in (*metrics, "nonfinite") if name in old}
             before.append([found.id, was, known, [name for name in metrics if name not in old]])
-            connection.execute(table.update().where(table.c.id == found.id).values(values))
+            connection.execute(table.update().where(table.c.id == found.id).values(changed))
         return before
 
 
@@ -106,7 +110,7 @@ def take_back(connection: Connection, run_key: int, step: int) -> None:
             if name == "steps":
                 _restore_steps(connection, rows)
             else:
-                back = [(*row[1:], row[0]) for row in rows]
+                back = [(*was, key) for was, keys in rows for key in keys]
                 _update(connection, name, _AMENDABLE[name], back)
     connection.execute(delete(table).where(late))
 
@@ -169,7 +173,7 @@ def _find(
     """
     query = _FIND[name]
     rows = connection.exec_driver_sql(query, (json.dumps(wanted), run_key)).all()
-    found = {row[0]: tuple(row) for row in rows}
+    found = {row[0]: tuple(row) for row in rows}  # plain tuples: a Row hashes slowly
     unknown = [key for key in wanted if key not in found]
     if unknown:
         some = ", ".join(map(str, unknown[:5])) + (", …" if len(unknown) > 5 else "")
