@@ -48,6 +48,7 @@ class _Group:
     request: bytes
     task_id: str
     retry: bool
+    limit: float
     outcomes: list[list[Outcome | None]]
     open_units: int
     seconds: float = 0.0
@@ -117,11 +118,13 @@ class RewardPool:
         *,
         terms: Collection[int] | None = None,
         retry: bool = True,
+        limit: float | None = None,
     ) -> None:
         """Have a group graded; ``key`` comes back with its grades.
 
         ``terms`` asks for some of the terms only, by their index; without ``retry`` a call that
-        fails is not tried again in parts. Raises ``ValueError`` for a key that is under way and
+        fails is not tried again in parts. ``limit`` seconds bound this group's calls where that
+        is less than ``timeout_seconds``. Raises ``ValueError`` for a key that is under way and
         ``RuntimeError`` when the queue is full or the pool closed.
         """
         if self._closed:
@@ -137,7 +140,8 @@ class RewardPool:
         units = self._units(count, range(len(self.terms)) if terms is None else terms)
         blank: list[list[Outcome | None]] = [[None] * len(self.terms) for _ in range(count)]
         data = pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
-        group = _Group(data, request.task_id, retry, blank, len(units))
+        seconds = min(self.timeout_seconds, math.inf if limit is None else limit)
+        group = _Group(data, request.task_id, retry, seconds, blank, len(units))
         if not self._calls:
             self._progress = time.monotonic()
         self._groups[key] = group
@@ -219,7 +223,7 @@ class RewardPool:
             self._rebuild()
 
     def _send(self, number: int, call: _Call) -> None:
-        request, limit = self._groups[call.key].request, self.timeout_seconds
+        request, limit = self._groups[call.key].request, self._groups[call.key].limit
         future = self._crew.schedule(worker.grade, request, call.units, limit / 2, limit=limit)
         call.future = future
         future.add_done_callback(lambda _: self._events.put(number))
@@ -255,7 +259,7 @@ class RewardPool:
             text = f"{self._who(call)} gave no answer: {how_it_died(error.exitcode)}"
             self._failed(call, "died", f"{text}; see {self.log_path.name}")
         elif isinstance(error, TimeoutError):
-            limit = f"{self.timeout_seconds:g} s"
+            limit = f"{self._groups[call.key].limit:.3g} s"
             text = f"{self._who(call)} did not answer within {limit}; its process was killed"
             self._failed(call, "timeout", text)
         else:
@@ -276,7 +280,7 @@ class RewardPool:
         self._record(
             call.key,
             [(u, [outcome] * (count if u.sample is None else 1)) for u in call.units],
-            self.timeout_seconds if kind == "timeout" else 0.0,
+            self._groups[call.key].limit if kind == "timeout" else 0.0,
         )
 
     def _record(
