@@ -21,7 +21,8 @@ import reward_functions as functions
 from nbtrain import rewards
 from nbtrain.errors import Refused
 from nbtrain.rewards.contract import as_terms
-from nbtrain.rewards.packing import pack, read_packed, unpack
+from nbtrain.rewards.packing import pack, read_packed
+from nbtrain.rewards.travel import open_parcel
 
 
 def cell(text: str, name: str = "/tmp/ipykernel_1/1.py", **values: Any) -> dict[str, Any]:
@@ -49,8 +50,9 @@ def in_fresh_process(data: bytes, folder: Path, code: str) -> str:
     file = folder / "rewards.pkl"
     file.write_bytes(data)
     program = (
-        "import sys; from nbtrain.rewards.packing import read_packed, restore, unpack\n"
-        f"packed = read_packed({str(file)!r}); restore(packed); terms = unpack(packed)\n{code}"
+        "import sys; from nbtrain.rewards.travel import open_parcel, read_parcel, restore\n"
+        f"parcel = read_parcel({str(file)!r}, 'rewards'); restore(parcel)\n"
+        f"terms = open_parcel(parcel)\n{code}"
     )
     root = str(Path(rewards.__file__).parents[2])
     done = subprocess.run(
@@ -114,8 +116,8 @@ def test_packed_rewards_are_read_without_running_them(tmp_path: Path) -> None:
         ("right", 0.5, "sample"),
         ("waits", 1.0, "group"),
     ]
-    assert packed.cwd == str(Path.cwd())
-    assert unpack(packed)[0]("2", {"answer": "2"}) == 1.0
+    assert packed.parcel.cwd == str(Path.cwd())
+    assert open_parcel(packed.parcel)[0]("2", {"answer": "2"}) == 1.0
 
 
 @pytest.mark.parametrize("data", [b"", b"{}\n", b'{"format": 99}\n', pickle.dumps({})])
@@ -132,7 +134,7 @@ def test_another_python_version_is_refused_in_words(tmp_path: Path) -> None:
     file = tmp_path / "rewards.pkl"
     file.write_bytes(json.dumps(header).encode() + b"\n" + blob)
     with pytest.raises(RuntimeError, match=r"packed by Python 3\.1 .* register the workload again"):
-        unpack(read_packed(file))
+        open_parcel(read_packed(file).parcel)
 
 
 def test_the_text_of_a_cell_travels_for_tracebacks(tmp_path: Path) -> None:
@@ -175,9 +177,9 @@ def test_what_cannot_travel_is_named_with_its_term(tmp_path: Path) -> None:
 
 
 def test_rewards_that_carry_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbtrain.rewards.packing._SIZE_LIMIT", 1 << 20)
+    monkeypatch.setattr("nbtrain.rewards.travel._SIZE_LIMIT", 1 << 20)
     table = np.zeros(1 << 18)
-    with pytest.raises(Refused, match="pack to 2 MiB, most of it the closed-over variable 'table'"):
+    with pytest.raises(Refused, match="2 MiB to pack, most of it the closed-over variable 'table'"):
         pack(as_terms([lambda completion: float(table[0])]))
 
 

@@ -11,7 +11,8 @@ import pytest
 import reward_functions as functions
 import torch
 
-from nbtrain.rewards.contract import GradeRequest, Outcome, as_terms
+from nbtrain.rewards.builtins import environment
+from nbtrain.rewards.contract import GradeRequest, Outcome, as_terms, check_columns
 from nbtrain.rewards.scoring import ERROR_LIMIT, Unit, describe, judge, score_units
 
 CHAT = [{"role": "user", "content": "1+1?"}]
@@ -71,10 +72,36 @@ def test_raw_rewards_get_texts() -> None:
 
 
 def test_turns_reach_one_sample_as_text_and_a_group_as_messages() -> None:
-    turns = [{"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}]
+    said = [("assistant", "a"), ("tool", "b"), ("assistant", "c"), ("user", "d")]
+    turns = [{"role": role, "content": content} for role, content in said]
     assert seen(GradeRequest(CHAT, [turns]))["completions"] == [turns]
-    assert kinds(score(lambda completion: float(completion == "a\nb"), [turns])) == ["ok"]
-    assert score(lambda completion: float(completion == "a\nb"), [turns])[0].score == 1.0
+    assert score(lambda completion: float(completion == "c"), [turns])[0].score == 1.0
+    assert score(lambda completion: float(completion == ""), [turns[1:2]])[0].score == 1.0
+
+
+def test_environments_reach_rewards_as_their_state() -> None:
+    states = [{"found": 2, "reward": 1}, {"found": 3, "reward": "much"}, {"reward": float("nan")}]
+    request = GradeRequest(CHAT, ["a", "b", "c"], environments=states)
+
+    def group(completions: Any, environments: Any) -> list[float | None]:
+        return [getattr(e, "found", None) for e in environments]
+
+    def one(completion: str, environment: Any) -> float:
+        environment.found = environment.found + 1  # on a copy of its own
+        return float(environment.found)
+
+    assert [o.score for o in score_request(group, request)] == [2.0, 3.0, None]
+    assert [o.score for o in score_request(one, request)] == [3.0, 4.0, None]
+    missing = score_request(one, request)[2].error
+    assert "without a public plain attribute 'found'; it has: reward" in str(missing)
+    assert [o.score for o in score_request(environment(), request)] == [1.0, None, None]
+    assert states[0]["found"] == 2
+
+
+def test_a_reward_that_reads_the_environment_needs_one() -> None:
+    terms = as_terms([environment(), lambda completions, environments: [0.0]])
+    assert len(check_columns(terms, ["answer"])) == 2
+    assert check_columns(terms, ["answer"], environment=True) == []
 
 
 def test_one_sample_gets_its_text_and_a_task_of_its_own() -> None:

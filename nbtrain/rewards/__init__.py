@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.rewards.builtins import exact, format, length, numeric, regex
+from nbtrain.rewards.builtins import environment, exact, format, length, numeric, regex
 from nbtrain.rewards.contract import (
     Grade,
     GradeRequest,
@@ -31,6 +31,7 @@ __all__ = [
     "RewardTerm",
     "as_terms",
     "check_columns",
+    "environment",
     "exact",
     "format",
     "length",

@@ -6,6 +6,7 @@ part of the recipe's hash.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 
 from nbtrain.errors import Problem, Refused
 
-__all__ = ["exact", "format", "length", "numeric", "regex"]
+__all__ = ["environment", "exact", "format", "length", "numeric", "regex"]
 
 # A sign belongs to a number only where a number can begin: "10-12" ends in 12, "= -12" in -12.
 _NUMBER = re.compile(
@@ -84,6 +85,25 @@ class _Length(_BuiltIn):
 
     def __call__(self, completion: str) -> float:
         return float(len(completion) <= self.max_chars)
+
+
+@dataclass(frozen=True, slots=True)
+class _Environment(_BuiltIn):
+    name: ClassVar[str] = "environment"
+
+    def __call__(self, completion: str, environment: Any) -> float | None:
+        found = getattr(environment, "reward", None)
+        if not isinstance(found, (int, float)) or not math.isfinite(found):
+            return None
+        return float(found)
+
+
+def environment() -> _Environment:
+    """The environment's own reward: its attribute ``reward`` after its end.
+
+    A trajectory whose environment has no such attribute, or no finite number in it, is ungraded.
+    """
+    return _Environment()
 
 
 def exact(column: str) -> _Exact:

@@ -35,7 +35,7 @@ LARGEST_REWARD = 1e100
 """Rewards beyond it would overflow the spread of their group."""
 
 _NAME_LIMIT = 64
-_RESERVED = ("prompts", "completions", "completion_ids")
+_RESERVED = ("prompts", "completions", "completion_ids", "environments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,10 @@ class TermInfo:
 class GradeRequest:
     """One group to grade: a task's prompt and columns, and the completions sampled for it.
 
-    ``completions`` are texts or, for several turns, lists of messages. ``raw`` says that the
-    prompt is plain text, not chat: TRL's form then gets texts. ``task_id`` names the task in
-    error messages.
+    ``completions`` are texts or, where there are environments, lists of messages. ``raw`` says
+    that the prompt is plain text, not chat: TRL's form then gets texts. ``task_id`` names the
+    task in error messages. ``environments`` holds each one's public plain state after its end,
+    as long as ``completions``; ``None`` where there are none.
     """
 
     prompt: Any
@@ -76,6 +77,7 @@ class GradeRequest:
     columns: Mapping[str, Any] = field(default_factory=dict)
     raw: bool = False
     task_id: str = ""
+    environments: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +180,22 @@ def as_terms(rewards: Any) -> list[RewardTerm]:
     return _with_unique_names(terms)
 
 
-def check_columns(terms: Sequence[RewardTerm], columns: Sequence[str]) -> list[Problem]:
-    """Problems between the rewards and the tasks' columns: needed ones missing, names taken."""
-    problems = []
+def check_columns(
+    terms: Sequence[RewardTerm], columns: Sequence[str], *, environment: bool = False
+) -> list[Problem]:
+    """Problems between the rewards and the tasks' columns: needed ones missing, names taken.
+
+    Without an ``environment`` a reward that cannot do without one is a problem too.
+    """
+    problems = [
+        Problem(
+            "rewards",
+            f"reward {term.name!r} reads the environment, and the workload has none",
+            hint="Hand it over as environment=…",
+        )
+        for term in terms
+        if term.signature.needs_environment and not environment
+    ]
     for term in terms:
         needed = {*term.signature.missing(columns), *_own_needs(term.function, columns)}
         problems += [

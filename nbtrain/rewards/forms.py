@@ -1,13 +1,15 @@
 """The three forms a reward function can have, told apart by its parameters' names.
 
 - one sample: ``f(completion, task)``, the completion's text and the task's columns as a dict (its
-  prompt under ``"prompt"``); ``task`` may be left out;
+  prompt under ``"prompt"``); ``task`` may be left out, and ``environment`` may be asked for;
 - TRL's: ``f(prompts, completions, **columns)``, all by keyword, each a list as long as the group;
   message lists for chat tasks, text for raw ones; of the columns a function gets those it names,
-  or all with ``**columns``;
+  or all with ``**columns``; ``environments`` are those of the completions, where there are any;
 - verl's: ``compute_score(data_source, solution_str, ground_truth, extra_info)``, one sample.
 
-Any of them may be ``async``.
+Any of them may be ``async``. Where an environment answers, a completion has several messages:
+TRL's form gets all of them, the other two the text of the last reply. An environment reaches a
+reward as an object with its public plain state after its end, and nothing else of it.
 """
 
 from __future__ import annotations
@@ -53,10 +55,15 @@ class Signature:
     required: frozenset[str]
     any_name: bool
 
+    @property
+    def needs_environment(self) -> bool:
+        """Whether the function cannot be called where there is no environment."""
+        return bool(self.required & {"environment", "environments"})
+
     def missing(self, columns: Sequence[str] | Mapping[str, Any]) -> list[str]:
         """Columns the function cannot do without and ``columns`` does not hold."""
         if self.form is Form.GROUP:
-            return sorted(self.required - {"prompts", "completions", *columns})
+            return sorted(self.required - {"prompts", "completions", "environments", *columns})
         if self.form is Form.VERL and "ground_truth" in self.required:
             known = set(columns) & {"ground_truth", "reward_model"}
             return [] if known else ["ground_truth"]
@@ -102,7 +109,8 @@ def _classify(parameters: list[inspect.Parameter]) -> Signature | str:
     form = {"completion": Form.SAMPLE, "completions": Form.GROUP, "solution_str": Form.VERL}[
         marks[0]
     ]
-    allowed = {Form.SAMPLE: {"completion", "task"}, Form.VERL: set(_VERL)}.get(form)
+    sample = {"completion", "task", "environment"}
+    allowed = {Form.SAMPLE: sample, Form.VERL: set(_VERL)}.get(form)
     if allowed is not None and required - allowed:
         return f"takes ({shown}): nothing can be given for {', '.join(sorted(required - allowed))}"
     return Signature(form, frozenset(named), required, any_name)

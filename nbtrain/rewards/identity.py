@@ -28,7 +28,7 @@ from nbtrain.rewards.source import (
     shown_source,
 )
 
-__all__ = ["term_identity"]
+__all__ = ["content_identity", "term_identity"]
 
 
 def term_identity(term: RewardTerm) -> dict[str, Any]:
@@ -41,9 +41,17 @@ def term_identity(term: RewardTerm) -> dict[str, Any]:
     if type(term.function).__module__ == "nbtrain.rewards.builtins":
         parameters: dict[str, Any] = term.function.identity()
         return base | parameters
-    source = hashlib.sha256(shown_source(term.function).encode()).hexdigest()
-    values = _Digest().of(term.function).hex()
-    return base | {"kind": "function", "form": str(term.form), "source": source, "values": values}
+    own = content_identity(term.function)
+    return base | {"kind": "function", "form": str(term.form), **own}
+
+
+def content_identity(thing: Any) -> dict[str, str]:
+    """Hashes of a function's, object's or class's ``source`` and of the ``values`` it can see.
+
+    Raises ``TypeError`` naming a value that has no stable content.
+    """
+    source = hashlib.sha256(shown_source(thing).encode()).hexdigest()
+    return {"source": source, "values": _Digest().of(thing).hex()}
 
 
 class _Digest:

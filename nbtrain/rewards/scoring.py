@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from nbtrain.rewards.contract import GradeRequest, Outcome, RewardTerm
 from nbtrain.rewards.forms import Form, faces
 
-__all__ = ["ERROR_LIMIT", "Unit", "describe", "judge", "message_text", "score_units"]
+__all__ = ["ERROR_LIMIT", "Unit", "describe", "judge", "message_text", "reply_text", "score_units"]
 
 ERROR_LIMIT = 20_000
 """Most characters of an error that are kept."""
@@ -140,13 +140,15 @@ def _call_group(term: RewardTerm, request: GradeRequest) -> Any:
     else:
         given["prompts"] = [_messages(request.prompt, "user") for _ in range(count)]
         given["completions"] = [_messages(c, "assistant") for c in request.completions]
+    if request.environments is not None:
+        given["environments"] = [EnvironmentState(state) for state in request.environments]
     if not term.signature.any_name:
         given = {name: value for name, value in given.items() if name in term.signature.names}
     return term.function(**given)
 
 
 def _call_of_one(term: RewardTerm, request: GradeRequest, sample: int) -> Callable[[], Any]:
-    text = message_text(request.completions[sample])
+    text = reply_text(request.completions[sample])
 
     def call() -> Any:
         if term.form is Form.VERL:
@@ -155,6 +157,8 @@ def _call_of_one(term: RewardTerm, request: GradeRequest, sample: int) -> Callab
         given: dict[str, Any] = {"completion": text}
         if "task" in term.signature.names:
             given["task"] = copy.deepcopy({**request.columns, "prompt": request.prompt})
+        if "environment" in term.signature.names and request.environments is not None:
+            given["environment"] = EnvironmentState(request.environments[sample])
         return term.function(**given)
 
     return call
@@ -189,6 +193,26 @@ def message_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return "\n".join(str(message.get("content") or "") for message in value)
+
+
+def reply_text(completion: Any) -> str:
+    """A completion as one text: of several messages, the content of the last reply."""
+    if isinstance(completion, str):
+        return completion
+    replies = [m.get("content") for m in completion if m.get("role") == "assistant"]
+    return str(replies[-1] or "") if replies else ""
+
+
+class EnvironmentState:
+    """An environment as a reward sees it: the public plain attributes it ended with."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(copy.deepcopy(dict(state)))
+
+    def __getattr__(self, name: str) -> Any:
+        have = ", ".join(sorted(vars(self))) or "none"
+        msg = f"the environment ended without a public plain attribute {name!r}; it has: {have}"
+        raise AttributeError(msg)
 
 
 def _messages(value: Any, role: str) -> list[dict[str, Any]]:

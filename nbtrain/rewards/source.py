@@ -119,7 +119,7 @@ def shown_source(function: Any) -> str:
         function = function.__func__
     if isinstance(function, types.FunctionType):
         return function_source(function) if by_content(function) else "\n".join(name_of(function))
-    return class_source(type(function))
+    return class_source(function if isinstance(function, type) else type(function))
 
 
 def function_source(function: types.FunctionType) -> str:

@@ -21,8 +21,9 @@ from nbtrain.processes import die_with_parent
 from nbtrain.rewards.contract import GradeRequest, Outcome, RewardTerm
 from nbtrain.rewards.forms import read_signature
 from nbtrain.rewards.output import redirect
-from nbtrain.rewards.packing import read_packed, restore, unpack
+from nbtrain.rewards.packing import read_packed
 from nbtrain.rewards.scoring import Unit, describe, score_units
+from nbtrain.rewards.travel import open_parcel, restore
 
 __all__ = ["EXITED_WITH_ZERO", "Answer", "Context", "grade", "hello", "initialize"]
 
@@ -84,8 +85,9 @@ def initialize(path: str, pipe: Connection) -> None:
     faulthandler.enable(file=2)
     try:
         packed = read_packed(path)
-        restore(packed)
-        for info, function in zip(packed.terms, unpack(packed), strict=True):
+        restore(packed.parcel)
+        functions = open_parcel(packed.parcel)
+        for info, function in zip(packed.terms, functions, strict=True):
             signature = read_signature(function)
             if isinstance(signature, str):
                 msg = f"reward {info.name!r} {signature}"
