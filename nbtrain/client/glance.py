@@ -32,6 +32,7 @@ __all__ = ["Glance", "first_and_last", "number"]
 
 _SHARE = 0.05  # of a core that pictures may take: one that cost 0.1 s is followed by 2 s without
 _LONGEST_WITHOUT = 5.0  # seconds; the first picture also pays for loading matplotlib
+_LOOK_BACK = 8  # keys of steps
 _NEWEST = 512  # trajectories among which the most frequent error is looked for
 _COUNTED = {
     "used_groups": "used",
@@ -64,7 +65,7 @@ class Glance:
         self._attempt = 0
         self._step_cursor = 0
         self._round_cursor = 0
-        self._rewards: list[tuple[int, float | None]] = []
+        self._rewards: dict[int, tuple[int, float | None]] = {}
         self._rounds: list[HeldOutPoint] = []
         self._held_out: list[HeldOut] = []
         self._groups: dict[str, int] = {}
@@ -88,13 +89,22 @@ class Glance:
 
     def _read(self, row: StoredRun) -> None:
         store = self._store
-        steps = store.rewards(row.key, self._step_cursor)
-        self._rewards += [(step["step"], step["avg_reward"]) for step in steps]
+        if self._step_cursor:
+            columns = ("id", "step", "avg_reward", "settled")
+            steps = store.steps(row.key, self._step_cursor, columns=columns)
+            unsettled = next((step["id"] for step in steps if not step["settled"]), None)
+        else:
+            # The history comes from an index that does not know what is settled; what is
+            # committed between these two questions is read once more next time
+            unsettled = store.unsettled(row.key)
+            steps = store.rewards(row.key)
+            if steps and unsettled is None:
+                unsettled = max(1, max(step["id"] for step in steps) - _LOOK_BACK)
+        self._rewards |= {step["id"]: (step["step"], step["avg_reward"]) for step in steps}
         if steps:
-            self._step_cursor = max(step["id"] for step in steps)
-            (last,) = store.steps(
-                row.key, self._step_cursor - 1, limit=1, columns=tuple(_COUNTED)
-            ) or [{}]
+            newest = max(step["id"] for step in steps)
+            self._step_cursor = newest if unsettled is None else unsettled - 1
+            (last,) = store.steps(row.key, newest - 1, limit=1, columns=tuple(_COUNTED)) or [{}]
             self._groups = {told: last[name] for name, told in _COUNTED.items() if last.get(name)}
         rounds = store.validation_rounds(row.key, self._round_cursor)
         if rounds:
@@ -138,7 +148,7 @@ class Glance:
             failure=row.failure,
             ended=row.ended,
             liveness=None if row.ended_for_good else seen.message,
-            rewards=list(self._rewards),
+            rewards=list(self._rewards.values()),
             held_out=list(self._held_out),
             checkpoints=[
                 CheckpointLine(c.checkpoint_id, c.step_index, c.held_out_reward,

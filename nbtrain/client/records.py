@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from nbtrain.client.refusals import refuse
+from nbtrain.report.turns import as_turns, turns_html
 
 __all__ = [
     "Checkpoint",
@@ -160,8 +162,15 @@ class TrajectoryItem:
 
     @property
     def completion(self) -> Any:
-        """What the model wrote."""
+        """What the model wrote; of several turns, the messages after the prompt."""
         return self._texts().get("completion")
+
+    @property
+    def transcript(self) -> str:
+        """Prompt and completion as one text, each message with its role before it."""
+        return str(
+            as_turns([m for side in _conversation(self.prompt, self.completion) for m in side])
+        )
 
     @property
     def terms(self) -> dict[str, float | None]:
@@ -184,6 +193,12 @@ class TrajectoryItem:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._row})
 
+    def _repr_html_(self) -> str:
+        told = [repr(self), str(self._row.get("verdict") or "")]
+        head = "".join(f"<div>{html.escape(line)}</div>" for line in told if line)
+        turns = turns_html(_conversation(self.prompt, self.completion))
+        return f'<div class="nbtrain-trajectory">{head}{turns}</div>'
+
     def __repr__(self) -> str:
         reward = self._row.get("reward")
         told = "ungraded" if reward is None else f"reward {reward:.3f}"
@@ -191,3 +206,11 @@ class TrajectoryItem:
             f"<Trajectory {self._row.get('trajectory_id')} step {self._row.get('step')} "
             f"{self._row.get('status')}, {told}>"
         )
+
+
+def _conversation(prompt: Any, completion: Any) -> list[Any]:
+    """Both as one list of messages; a bare text stands under the role that it is in."""
+    messages: list[Any] = []
+    for role, side in (("user", prompt), ("assistant", completion)):
+        messages += side if isinstance(side, list) else [{"role": role, "content": side}]
+    return messages

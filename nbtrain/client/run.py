@@ -168,7 +168,12 @@ class Run(NotYet):
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row per step with every recorded figure."""
+        """One row per step with every recorded figure.
+
+        The step's ledger comes first: ``completed_groups`` = used + ``no_signal_not_trained`` +
+        filtered + too small + discarded + pending, and ``attempted_trajectories`` = correct +
+        partial + incorrect + error + incomplete. A row may change until ``settled``.
+        """
         return tables.metrics(self._rows("steps"))
 
     @property
@@ -181,6 +186,18 @@ class Run(NotYet):
         """One row per step: where its groups went, and whether the update was applied."""
         return tables.groups(self._rows("steps", columns=tables.GROUP_COLUMNS))
 
+    def sampled_groups(self, step: int | None = None) -> pd.DataFrame:
+        """One row per group, the newest 20,000 or all that completed in ``step``.
+
+        ``outcome`` is its place in the ledger and ``reason`` why; ``budget`` is its limit of
+        output tokens where tasks are sampled under several (density-aware training).
+        ``attrs["left_off"]`` counts the others.
+        """
+        limit = tables.NEWEST if step is None else None
+        rows = self._rows("groups", step=step, limit=limit, newest=step is None)
+        total = self._store.group_count(self._key) if len(rows) == limit else len(rows)
+        return tables.sampled_groups(rows, left_off=total - len(rows))
+
     @property
     def validation(self) -> pd.DataFrame:
         """One row per validation round; compare only those with ``round_completed``."""
@@ -188,7 +205,13 @@ class Run(NotYet):
 
     @property
     def trajectories(self) -> pd.DataFrame:
-        """The newest 20,000 trajectories without texts; ``attrs["left_off"]`` counts the others."""
+        """The newest 20,000 trajectories without texts; ``attrs["left_off"]`` counts the others.
+
+        ``reason`` is how the trajectory ended, ``reward`` what it was graded, ``verdict`` why it
+        was or was not trained on; ``used_reward``, ``advantage`` and ``consumed_step`` are empty
+        where it was not. ``policy_version`` is that of its first sampled token. A row may change
+        until its ``step`` is settled.
+        """
         self._row()
         rows = self._store.trajectories(self._key, limit=tables.NEWEST, newest=True)
         total = self._store.trajectory_count(self._key)
@@ -201,7 +224,8 @@ class Run(NotYet):
 
         ``step`` is the newest that has trajectories unless stated, ``split`` ``train`` or
         ``held_out``; at most ``limit`` rows, ``attrs["left_off"]`` counts the others. ``prompt``
-        is the last message of the task's prompt, ``terms`` each reward term's unweighted score.
+        is the last message of the task's prompt, ``completion`` what followed, with roles where
+        it took several turns, ``terms`` each reward term's unweighted score.
         Raises ``ValueError`` for another split.
         """
         self._row()

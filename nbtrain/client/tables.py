@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.frames import frame
 from nbtrain.client.records import Checkpoint, HeldOutPoint, StepSummary
+from nbtrain.report.turns import as_turns
 from nbtrain.store import trajectory_ref
 
 if TYPE_CHECKING:
@@ -29,6 +30,15 @@ GROUP_COUNTS = (
     "in_flight_groups",
     "cancelled_groups",
 )
+LEDGER_FIGURES = (
+    *("no_signal_not_trained", "all_success_groups", "all_failed_groups"),
+    *("attempted_trajectories", "completed_trajectories", "graded_trajectories"),
+    *("eligible_trajectories", "trained_trajectories", "correct", "partial", "incorrect"),
+    *("error", "incomplete", "stale_trajectories", "cancelled_trajectories"),
+    *("reward_std", "output_tokens", "tokens_taught_nothing", "tokens_min", "tokens_mean"),
+    *("tokens_max", "turns_min", "turns_mean", "turns_max"),
+)
+"""What a step's ledger says of its trajectories; empty where a run has nothing of the kind."""
 _STEP_COLUMNS = (
     "step",
     "created_at",
@@ -40,6 +50,25 @@ _STEP_COLUMNS = (
     "update_applied",
     "skip_reason",
     "settled",
+    "attempt",
+    *LEDGER_FIGURES,
+)
+_KEY_COLUMNS = frozenset(_STEP_COLUMNS) - frozenset(LEDGER_FIGURES)
+SAMPLED_GROUP_COLUMNS = (
+    "group_id",
+    "step",
+    "task_id",
+    "task_index",
+    "epoch",
+    "budget",
+    "outcome",
+    "reason",
+    "size",
+    "eligible",
+    "reward_mean",
+    "reward_std",
+    "output_tokens",
+    "consumed_step",
     "attempt",
 )
 GROUP_COLUMNS = ("step", *GROUP_COUNTS, "update_applied", "skip_reason", "settled")
@@ -97,7 +126,11 @@ def metrics(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     names = dict.fromkeys(_STEP_COLUMNS)
     for row in flat:
         names.update(dict.fromkeys(row))
-    return frame(flat, names)
+    table = frame(flat, names)
+    for name in LEDGER_FIGURES:
+        if table[name].dtype == object:
+            table[name] = table[name].astype("float64")
+    return table
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +138,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in (row.get("metrics") or {}).items():
         if isinstance(value, Mapping):
             flat.update({f"{name}.{inner}": v for inner, v in value.items()})
-        elif name not in _STEP_COLUMNS:
+        elif name not in _KEY_COLUMNS:
             flat[name] = value
     return flat
 
@@ -118,6 +151,11 @@ def rewards(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 def groups(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """One row per step: where its groups went."""
     return frame(list(rows), GROUP_COLUMNS)
+
+
+def sampled_groups(rows: Sequence[Mapping[str, Any]], *, left_off: int = 0) -> pd.DataFrame:
+    """One row per group."""
+    return frame(rows, SAMPLED_GROUP_COLUMNS, left_off=left_off)
 
 
 def validation(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -147,7 +185,7 @@ def texts(
                 **row,
                 "trajectory_id": trajectory_ref(run_id, row),
                 "prompt": last_message(text.get("prompt")),
-                "completion": last_message(text.get("completion")),
+                "completion": as_turns(text.get("completion")),
                 "terms": text.get("terms"),
             }
         )

@@ -32,13 +32,25 @@ _TEXT_BLOCK = (
     .limit(1)
 )
 
+# Spelled out: a bound value would not let SQLite use the index of the few unsettled ones
+_UNSETTLED = (
+    select(tables.steps.c.id)
+    .where(
+        tables.steps.c.run == bindparam("key"),
+        tables.steps.c.settled == literal_column("0"),
+        tables.steps.c.superseded.is_(False),
+    )
+    .order_by(tables.steps.c.id)
+    .limit(1)
+)
+
 
 class Reader(Finder):
     """What can be read of a store. A ``run_key`` is :attr:`StoredRun.key`.
 
     Every method that takes ``after`` returns the rows whose ``id`` is greater, oldest first, so
-    that a poller asks for what is new. Rows past a restored step are superseded and left out
-    unless ``superseded=True``.
+    that a poller asks for what is new; it asks from before :meth:`unsettled` to see what changed.
+    Rows past a restored step are superseded and left out unless ``superseded=True``.
     """
 
     def steps(
@@ -50,13 +62,26 @@ class Reader(Finder):
         columns: Sequence[str] | None = None,
         superseded: bool = False,
     ) -> list[Row]:
-        """Step rows. A row whose ``settled`` is false may still change: a poller goes on asking
-        from before the first such row.
+        """Step rows. A row whose ``settled`` is false may still change.
 
         ``columns`` narrows the rows; ``step``, ``avg_reward``, ``used_reward`` and ``attempt``
         alone are read from an index, in the order of steps, without touching the metrics.
         """
         return _dicts(self._select(tables.steps, run_key, after, limit, columns, superseded))
+
+    def steps_at(self, run_key: int, steps: Iterable[int]) -> list[Row]:
+        """The rows of these steps, in their order."""
+        wanted = sorted(set(steps))
+        rules = [tables.steps.c.step.in_(wanted)]
+        found = _dicts(self._select(tables.steps, run_key, 0, None, None, False, rules))
+        return sorted(found, key=lambda row: row["step"])
+
+    def unsettled(self, run_key: int) -> int | None:
+        """The ``id`` of the first step whose rows may still change: those of the step itself and
+        of its groups and trajectories. ``None`` when all are settled.
+        """
+        with self.database.reading() as connection:
+            return connection.execute(_UNSETTLED, {"key": run_key}).scalar()
 
     def rewards(self, run_key: int, after: int = 0) -> list[Row]:
         """The reward history in the order of steps: id, attempt, step, avg_reward, used_reward."""
@@ -70,14 +95,26 @@ class Reader(Finder):
         limit: int | None = None,
         *,
         step: int | None = None,
+        newest: bool = False,
         columns: Sequence[str] | None = None,
         superseded: bool = False,
     ) -> list[Row]:
-        """Group rows, of one step if ``step`` is given."""
-        rules = [] if step is None else [tables.groups.c.step == step]
+        """Group rows, of one step if ``step`` is given.
+
+        ``newest=True`` keeps the last ``limit`` rows instead of the first.
+        """
+        table = tables.groups
+        rules = [] if step is None else [table.c.step == step]
         return _dicts(
-            self._select(tables.groups, run_key, after, limit, columns, superseded, rules)
+            self._select(table, run_key, after, limit, columns, superseded, rules, newest=newest)
         )
+
+    def group_count(self, run_key: int) -> int:
+        """How many groups stand in the store for this run, superseded ones left out."""
+        table = tables.groups
+        query = select(func.count()).where(table.c.run == run_key, table.c.superseded.is_(False))
+        with self.database.reading() as connection:
+            return connection.execute(query).scalar_one()
 
     def trajectories(
         self,

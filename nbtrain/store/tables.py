@@ -140,6 +140,8 @@ steps = _table(
     _json("metrics"),
     UniqueConstraint("run", "attempt", "step", name="uq_steps"),
     Index("ix_steps_run", "run", "id"),
+    # The few that a poller has to read again
+    Index("ix_steps_unsettled", "run", "id", sqlite_where=text("settled = 0")),
     # Covers the reward history: 9 ms instead of 322 for 10,000 steps read cold, since the
     # pages with the metrics stay unread
     Index(

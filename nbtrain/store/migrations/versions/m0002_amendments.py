@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the table and two indices."""
+    """Add the table and three indices."""
     op.create_table(
         "amendments",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -34,4 +34,11 @@ def upgrade() -> None:
         ["run", "trajectory_id"],
         unique=False,
         sqlite_where=sa.text("split = 'train'"),
+    )
+    op.create_index(
+        "ix_steps_unsettled",
+        "steps",
+        ["run", "id"],
+        unique=False,
+        sqlite_where=sa.text("settled = 0"),
     )
