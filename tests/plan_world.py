@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from nbtrain.errors import NotFound, PlanRefused, Problem
+from nbtrain.plan.registry import MachineInfo, ModelSizes
 from nbtrain.plan.resolve import resolve
 from nbtrain.plan.resolved import ResolvedPlan
 
@@ -30,9 +31,14 @@ class Workload:
     workload_id: str = digest("sums")
     name: str | None = "sums"
     base_model: str | None = "nbtrain/tiny"
+    weights: tuple[float, ...] = (1.0,)
     tasks: int = 90
     stated_held_out: int = 10
     fraction_held_out: int = 0
+
+    @property
+    def reward_identity(self) -> list[dict[str, float]]:
+        return [{"weight": weight} for weight in self.weights]
 
     def split_info(self, *, validation: bool) -> Split:
         off = self.fraction_held_out if validation else 0
@@ -51,6 +57,9 @@ class BaseModel:
     max_context: int = 256
     precision: Literal["fp32", "bf16"] = "fp32"
     parameters: int | None = 400_000
+    sampler: Literal["ragged", "generate"] = "ragged"
+    thinking: tuple[str, ...] = ()
+    sizes: ModelSizes = field(default_factory=ModelSizes)
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ class World:
         ]
     )
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    here: MachineInfo = field(default_factory=MachineInfo)
 
     def workload(self, ref: object) -> Workload:
         for w in self.workloads:
@@ -88,8 +98,8 @@ class World:
         raise NotFound(msg)
 
     def base_model(self, ref: object) -> BaseModel:
-        if ref == "windowed":
-            problem = "base_model_slug: windowed has sliding-window layers, not built yet"
+        if ref == "quantised":
+            problem = "base_model_slug: quantised has quantised weights"
             raise PlanRefused([Problem("base_model_slug", problem)])
         for m in self.models:
             if ref is m or ref == m.slug:
@@ -106,6 +116,9 @@ class World:
 
     def base_models(self) -> list[BaseModel]:
         return list(self.models)
+
+    def machine(self) -> MachineInfo:
+        return self.here
 
     def plan(self, options: Any = None, **given: Any) -> ResolvedPlan:
         """Resolve, on the workload ``sums`` unless another or a parent is given."""

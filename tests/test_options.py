@@ -14,7 +14,8 @@ from plan_world import BaseModel
 
 from nbtrain.plan.fields import Option, check, show
 from nbtrain.plan.listing import list_options, model_options
-from nbtrain.plan.options import OPTIONS, checkpoint_interval, concurrency
+from nbtrain.plan.defaults import budgets, checkpoint_interval, concurrency
+from nbtrain.plan.options import OPTIONS
 
 calm = settings(deadline=None)
 TINY = BaseModel()

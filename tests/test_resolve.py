@@ -297,9 +297,9 @@ def test_unknown_names_are_refused_with_what_there_is(world: World) -> None:
 
 
 def test_a_catalog_s_own_refusal_is_passed_on_with_the_place(world: World) -> None:
-    body = parse("num_steps: 5\nbase_model_slug: windowed")
+    body = parse("num_steps: 5\nbase_model_slug: quantised")
     problem = the(world.problems(body))
-    assert "sliding-window" in problem.message
+    assert "quantised" in problem.message
     assert problem.where is not None
     assert problem.where.line == 2
 

@@ -9,16 +9,24 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from nbtrain.catalog.architecture import architecture_problems, max_context, model_kind
+from nbtrain.catalog.architecture import (
+    architecture_problems,
+    max_context,
+    model_kind,
+    sampler_kind,
+)
 from nbtrain.catalog.digests import FileDigests, fingerprint
 from nbtrain.catalog.folders import read_folder
 from nbtrain.catalog.gguf_files import read_header
-from nbtrain.catalog.repositories import is_repository, read_repository
+from nbtrain.catalog.repositories import cached_files, is_repository, read_repository
+from nbtrain.catalog.sizes import model_sizes
+from nbtrain.catalog.thinking import template_in, thinking
 from nbtrain.errors import NotFound, Problem, Refused
+from nbtrain.plan.registry import ModelSizes
 
 __all__ = ["EMBEDDED", "BaseModel", "check_model_name", "embedded_folder", "read_base_model"]
 
@@ -34,7 +42,8 @@ class BaseModel:
     ``location`` is a folder, a GGUF file, or ``owner/name@commit`` for a repository.
     ``max_context`` counts the tokens of prompt and reply together; ``parameters`` is ``None``
     where no header states it. ``fingerprint`` changes with configuration, weights, tokenizer,
-    chat template and generation settings.
+    chat template and generation settings. ``sampler`` is what decodes it without further
+    packages, ``thinking`` the levels of ``reasoning_effort`` that its chat template has.
     """
 
     slug: str
@@ -45,6 +54,15 @@ class BaseModel:
     precision: Literal["fp32", "bf16"]
     parameters: int | None
     architecture: str
+    sampler: Literal["ragged", "generate"] = "ragged"
+    thinking: tuple[str, ...] = ()
+    sizes: ModelSizes = field(default_factory=ModelSizes)
+
+    def __post_init__(self) -> None:
+        # JSON knows neither tuples nor dataclasses
+        object.__setattr__(self, "thinking", tuple(self.thinking))
+        if isinstance(self.sizes, Mapping):
+            object.__setattr__(self, "sizes", ModelSizes(**self.sizes))
 
     def to_json(self) -> dict[str, Any]:
         """A JSON mapping from which ``BaseModel(**data)`` rebuilds an equal one."""
@@ -116,6 +134,9 @@ def _folder(path: Path, slug: str, kind: Kind, digests: FileDigests) -> BaseMode
         precision="fp32" if kind == "embedded" else "bf16",
         parameters=contents.parameters,
         architecture=model_kind(contents.config),
+        sampler=sampler_kind(contents.config),
+        thinking=_levels(contents.config, template_in({f.name: f for f in contents.beside})),
+        sizes=model_sizes(contents.config),
     )
 
 
@@ -132,6 +153,9 @@ def _gguf(path: Path, slug: str, digests: FileDigests) -> BaseModel:
         precision="bf16",
         parameters=header.parameters,
         architecture=header.architecture,
+        sampler=sampler_kind(config),
+        thinking=_levels(config, header.keys.get("tokenizer.chat_template")),
+        sizes=model_sizes(config),
     )
 
 
@@ -147,7 +171,14 @@ def _repository(ref: str, slug: str, digests: FileDigests) -> BaseModel:
         precision="bf16",
         parameters=contents.parameters,
         architecture=model_kind(contents.config),
+        sampler=sampler_kind(contents.config),
+        thinking=_levels(contents.config, template_in(cached_files(contents.location))),
+        sizes=model_sizes(contents.config),
     )
+
+
+def _levels(config: Mapping[str, Any], template: str | None) -> tuple[str, ...]:
+    return thinking(template, model_kind(config)).levels
 
 
 def _accept(config: Mapping[str, Any], found: tuple[Problem, ...], slug: str) -> None:

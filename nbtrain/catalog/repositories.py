@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
     from nbtrain.catalog.digests import FileDigests
 
-__all__ = ["RepositoryContents", "is_repository", "read_repository", "split_location"]
+__all__ = [
+    "RepositoryContents",
+    "cached_files",
+    "is_repository",
+    "read_repository",
+    "split_location",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -55,6 +61,17 @@ def split_location(location: str) -> tuple[str, str | None]:
     """Repository and revision of ``owner/name@revision``, ``None`` where none is stated."""
     repository, _, revision = location.partition("@")
     return repository, revision or None
+
+
+def cached_files(location: str) -> dict[str, Path]:
+    """Tokenizer, template and settings of ``owner/name@commit`` that the cache holds, by name."""
+    from huggingface_hub import try_to_load_from_cache
+
+    repository, revision = split_location(location)
+    found = {
+        name: try_to_load_from_cache(repository, name, revision=revision) for name in BESIDE_WEIGHTS
+    }
+    return {name: Path(path) for name, path in found.items() if isinstance(path, str)}
 
 
 def read_repository(ref: str, digests: FileDigests) -> RepositoryContents:

@@ -39,9 +39,7 @@ def inherited(plan: ResolvedPlan) -> str | None:
 
 
 def _is_default(setting: Setting) -> bool:
-    """Whether it says nothing: the fixed default, or another value that stands for it."""
-    option = OPTIONS[setting.name]
-    return setting.value in (option.built_values or (option.default,))
+    return bool(setting.value == OPTIONS[setting.name].default)
 
 
 def certificate(plan: ResolvedPlan, parent: ResolvedPlan | None) -> str | None:

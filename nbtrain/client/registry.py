@@ -11,7 +11,7 @@ from nbtrain.errors import AmbiguousReference, NotFound, Problem, Refused
 
 if TYPE_CHECKING:
     from nbtrain.catalog import BaseModel, Catalog, Workload
-    from nbtrain.plan.registry import BaseModelInfo
+    from nbtrain.plan.registry import BaseModelInfo, MachineInfo
     from nbtrain.store import Store, StoredCheckpoint
 
 __all__ = ["ClientRegistry", "ParentCheckpoint"]
@@ -59,6 +59,12 @@ class ClientRegistry:
     def base_models(self) -> list[BaseModelInfo]:
         """The models that ``list_options`` offers."""
         return list(self._catalog.base_models())
+
+    def machine(self) -> MachineInfo:
+        """What this machine has."""
+        from nbtrain.client.machine import this_machine
+
+        return this_machine()
 
     def checkpoint(self, ref: object) -> ParentCheckpoint:
         """The checkpoint that an object, an id or a prefix means.

@@ -1,4 +1,4 @@
-"""The options of one base model as ``%train options`` shows them: by group, what works first."""
+"""The options of one base model as ``%train options`` shows them: by group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OptionTable"]
 
-_NOT_BUILT = "not built yet: only the default is accepted"
 _HEADS = ("option", "default", "allowed", "what it does")
 _WIDTH = 100
 _NO_BOUND = 10**12  # a bound that only keeps numbers within what the store can hold
@@ -39,12 +38,8 @@ class OptionTable:
     def __init__(self, options: Sequence[OptionInfo], model: BaseModelInfo, mode: str) -> None:
         self._title = f"options of {model.slug}" + ("" if mode == "training" else f" ({mode})")
         self._groups: dict[str, list[_Line]] = {}
-        last: list[_Line] = []
         for info in options:
-            line = _line(info, model, mode)
-            (self._groups.setdefault(info.group, []) if info.built else last).append(line)
-        if last:
-            self._groups[_NOT_BUILT] = last
+            self._groups.setdefault(info.group, []).append(_line(info, model, mode))
 
     def __repr__(self) -> str:
         lines = [line for group in self._groups.values() for line in group]
@@ -90,11 +85,7 @@ def _line(info: OptionInfo, model: Any, mode: str) -> _Line:
     if info.default_kind == "computed":
         other = option.evaluation_default if mode == "evaluation" else ""
         default = f"computed: {other or option.computed}"
-    elif info.name == "max_staleness":
-        default = f"{default}, trained at 0 in this version"
     allowed = option.allowed(model)
-    if option.built_values:
-        allowed = f"{' or '.join(map(show, option.built_values))} in this version"
-    elif info.max is not None and info.max >= _NO_BOUND:
+    if info.max is not None and info.max >= _NO_BOUND:
         allowed = span(info.min, None) + (", or null" if option.nullable else "")
     return _Line(info.name, default, allowed, option.help)

@@ -37,9 +37,8 @@ class Option:
     ``computed`` says how in words. An option without ``compute`` has the fixed ``default``.
     ``nullable`` means that null is a value of its own; elsewhere null leaves the option out, where
     there is something to compute or to inherit.
-    ``built`` is false where only the default is accepted so far; ``built_values`` lists what is
-    accepted where some values work and others do not yet. ``hashed`` says whether the value is
-    part of the config hash: it is where it changes the trained weights.
+    ``hashed`` says whether the value is part of the config hash: it is where it changes the
+    trained weights.
     """
 
     name: str
@@ -58,6 +57,8 @@ class Option:
     within_context: bool = False
     """The upper bound is the base model's context, where that is lower than ``max``."""
     choices: tuple[str, ...] | None = None
+    choices_of: Callable[[BaseModelInfo], tuple[str, ...]] | None = None
+    """Which of the choices a base model has, where that depends on it."""
     later_choices: tuple[str, ...] = ()
     """Choices that are known by name and refused as not built yet."""
     nullable: bool = False
@@ -65,8 +66,6 @@ class Option:
     evaluation_default: str = ""
     """How an evaluation computes the default, where that differs from training."""
     hashed: Hashed = "always"
-    built: bool = True
-    built_values: tuple[Any, ...] | None = None
     inherited: bool = True
     """Taken over from a parent checkpoint's plan when not stated."""
     origin: Literal["seed", "extension"] = "seed"
@@ -80,15 +79,22 @@ class Option:
             return model.max_context if self.max is None else min(self.max, model.max_context)
         return self.max
 
+    def offered(self, model: BaseModelInfo | None) -> tuple[str, ...] | None:
+        """The choices with a base model, or all for ``None``; ``None`` where any text goes."""
+        return self.choices if self.choices_of is None or model is None else self.choices_of(model)
+
     def allowed(self, model: BaseModelInfo | None = None) -> str:
         """What may be stated, in words: ``1 to 100,000``, ``gspo or grpo``, ``true or false``."""
-        if self.choices:
-            text = " or ".join(self.choices)
+        choices = self.offered(model)
+        if choices is not None:
+            text = " or ".join(choices)
         elif self.min is not None or self.max is not None:
             text = span(self.min, self.upper(model), above=self.above_min)
         else:
             text = _NEEDS[self.type]
-        return f"{text}, or null" if self.nullable or self.compute else text
+        if not self.nullable and not self.compute:
+            return text
+        return f"{text}, or null" if text else "null"
 
 
 def span(low: float | None, high: float | None, *, above: bool = False) -> str:
@@ -172,10 +178,12 @@ def check(
     if not fits:
         needed = f"needs {_NEEDS[option.type]}, found {describe(value)}"
         return refuse(needed, option.hint or _type_hint(option.type, value))
-    if option.choices and typed not in option.choices:
+    choices = option.offered(model)
+    if choices is not None and typed not in choices:
         if typed in option.later_choices:
             return refuse(f"{typed} is not built yet", None)
-        return refuse(f"has no choice {typed!r}", _case_hint(typed, option.choices))
+        whose = f" with {model.slug}" if model is not None and option.choices_of else ""
+        return refuse(f"has no choice {typed!r}{whose}", _case_hint(typed, choices))
     high = option.upper(model)
     low = option.min is not None and (
         typed <= option.min if option.above_min else typed < option.min

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from nbtrain.plan.fields import Mode, Option, Type, show
+from nbtrain.plan.fields import Mode, Option, Type
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.registry import BaseModelInfo
 
@@ -17,8 +17,8 @@ class OptionInfo:
 
     ``default`` is null where ``default_kind`` is ``computed``: left out, the option is computed.
     ``min`` and ``max`` are null where there is no bound; with ``exclusive_min`` the value must lie
-    above ``min``. ``built`` is false where this version
-    accepts only the default. ``group`` is the heading that the option stands under.
+    above ``min``. ``choices`` are those of the model. ``group`` is the heading that the option
+    stands under.
     """
 
     name: str
@@ -31,7 +31,6 @@ class OptionInfo:
     description: str
     origin: Literal["seed", "extension"]
     group: str
-    built: bool
     exclusive_min: bool = False
 
 
@@ -94,9 +93,6 @@ def _info(option: Option, model: BaseModelInfo | None, mode: Mode) -> OptionInfo
     description = option.help
     if computed:
         description += f" Left out: {computed}."
-    if not option.built:
-        what = "null" if computed else show(option.default)
-        description += f" Not built yet: only the default ({what}) is accepted."
     return OptionInfo(
         name=option.name,
         type=option.type,
@@ -104,10 +100,9 @@ def _info(option: Option, model: BaseModelInfo | None, mode: Mode) -> OptionInfo
         max=option.upper(model),
         default=None if computed else option.default,
         default_kind="computed" if computed else "fixed",
-        choices=option.choices,
+        choices=option.offered(model),
         description=description,
         origin=option.origin,
         group=option.group,
-        built=option.built,
         exclusive_min=option.above_min,
     )

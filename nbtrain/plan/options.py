@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
 from typing import Any
 
-from nbtrain.plan.fields import Compute, Mode, Option
-from nbtrain.plan.registry import BaseModelInfo
+from nbtrain.plan import defaults
+from nbtrain.plan.fields import Mode, Option
 
-MAX_CONCURRENT = 1024
 _EVERYWHERE: tuple[Mode, ...] = ("training", "evaluation")
 _MAX_STEPS = 1_000_000
 _MAX_TOKENS = 2_097_152
@@ -18,79 +14,17 @@ _SAME_UPDATE = (
     "At max_staleness 0 every ratio is 1, so that both algorithms, and every clip range, give the "
     "same update."
 )
-_CLIP = {"gspo": (3e-4, 4e-4), "grpo": (0.2, 0.2)}  # the ranges their authors publish
-
-
-def validation_on(values: Mapping[str, Any]) -> bool:
-    """Whether a run with these options validates."""
-    return bool(values["val_enabled"]) and values["val_interval_steps"] > 0
-
-
-def concurrency(batch_size: int, group_size: int) -> int:
-    """The default of ``max_concurrent_trajectories``: twice a batch, clamped to its bound."""
-    return min(MAX_CONCURRENT, batch_size * group_size * 2)
-
-
-def checkpoint_interval(num_steps: int, val_interval: int | None) -> int:
-    """The default of ``checkpoint_interval_steps``.
-
-    ``val_interval`` is ``None`` without validation. At most 20 checkpoints over the run, lined up
-    with validation: every checkpoint falls on a validated step or, when validation is the rarer,
-    every validated step has its checkpoint, so that the best validated step can be picked.
-    """
-    base = math.ceil(num_steps / 20)
-    if val_interval is None:
-        return base
-    if val_interval <= base:
-        return math.ceil(base / val_interval) * val_interval
-    return next(d for d in range(base, val_interval + 1) if val_interval % d == 0)
-
-
-def _context(_: Mapping[str, Any], model: BaseModelInfo | None) -> int | None:
-    return model.max_context if model else None
-
-
-def _precision(_: Mapping[str, Any], model: BaseModelInfo | None) -> str | None:
-    return model.precision if model else None
-
-
-def _like(name: str) -> Compute:
-    return lambda values, _: values[name]
-
-
-def _clip(side: int) -> Compute:
-    return lambda values, _: _CLIP[values["algorithm"]][side]
-
-
-def _interval(values: Mapping[str, Any], _: BaseModelInfo | None) -> int:
-    on = validation_on(values)
-    return checkpoint_interval(values["num_steps"], values["val_interval_steps"] if on else None)
-
-
-def _no_zero(value: int) -> str | None:
-    return "is -1 (no limit) or at least 1" if value == 0 else None
-
-
-def _too_cold(value: float) -> str | None:
-    # Logits divided by less overflow; nothing but the likeliest token would be sampled anyway
-    return "is 0 (greedy) or at least 0.01" if 0 < value < 0.01 else None
-
-
-def _pattern(value: str) -> str | None:
-    if not value.strip():
-        return 'is a regular expression or "default"'
-    try:
-        re.compile(value)
-    except re.error as error:
-        return f"is no valid regular expression ({error})"
-    return None
+_STALE_CLIP = (
+    "Above max_staleness 0 gspo's published range (3e-4, 4e-4) clips most sequences, since their "
+    "tokens come from older policies; hence its wider default there."
+)
 
 
 def _as_training(name: str, kind: Any, text: str, **more: Any) -> Option:
     """A validation option that is as in training unless stated."""
     return Option(
-        f"val_{name}", kind, text, "validation", compute=_like(name), computed="as in training",
-        note="as in training", hashed="never", built=False, **more,
+        f"val_{name}", kind, text, "validation", compute=defaults.like(name),
+        computed="as in training", note="as in training", hashed="never", **more,
     )  # fmt: skip
 
 
@@ -118,65 +52,73 @@ _OPTIMIZATION = (
     Option("lr_min_ratio", "number", "The rate at the final step as a fraction of the base rate.",
            "optimization", 0.1, min=0, max=1),
     Option("max_staleness", "integer", "Updates that the policy a trajectory started from may "
-           "trail. This version samples on-policy: 3 (the default) and 0 are accepted, both train "
-           "at 0.", "optimization", 3, min=0, max=100, built_values=(3, 0)),
+           "trail; older ones are cancelled, or discarded when they are finished. At 0 every step "
+           "is sampled by the policy it updates, and a run repeats bit for bit.",
+           "optimization", 3, min=0, max=100),
     Option("load_weights_only", "boolean", "Start from the parent checkpoint's weights with "
            "fresh training state, at step 0; otherwise optimizer, schedule, data position and "
            "global step are restored. Says how this run starts, so it is not inherited.",
            "optimization", False, inherited=False),
-    Option("density_aware_training", "boolean", "Train each task at four output-token budgets, "
-           "each a group of its own.", "optimization", False, built=False),
+    Option("density_aware_training", "boolean", "Train each task at four output-token budgets: "
+           "1/8, 1/4, 1/2 and all of max_output_tokens_per_trajectory, rounded up, each a group "
+           "of its own. Turns on train_on_truncation.", "optimization", False),
 )  # fmt: skip
 
-_FILTERS = tuple(
-    Option(f"train_on_{name}", "boolean", text, "filters", False)
+_FILTERS = (
+    Option("train_on_truncation", "boolean", "Train on trajectories that hit a token or turn "
+           "limit, with reward 0. Stays true with density_aware_training, except when a run "
+           "resumes with training state.", "filters",
+           compute=lambda values, _: values["density_aware_training"],
+           computed="true with density_aware_training, else false"),
+    *(Option(f"train_on_{name}", "boolean", text, "filters", False)
     for name, text in (
-        ("truncation", "Train on trajectories that hit a token or turn limit, with reward 0; "
-         "true with density_aware_training."),
         ("timeout", "Train on timed-out trajectories, with reward 0."),
         ("error", "Train on trajectories whose execution or grading failed or that got no grade, "
          "with reward 0."),
         ("all_fail", "Train on groups whose eligible rewards are all at or below 0."),
         ("all_pass", "Train on groups whose eligible rewards are all at or above 1."),
         ("zero_advantage", "Train on groups whose eligible rewards are identical."),
-    )
+    )),
 )  # fmt: skip
 
 _TRAJECTORIES = (
-    Option("max_concurrent_trajectories", "integer", "Training trajectories sampled at a time, "
-           "at most. At max_staleness 0 no more than batch_size x group_size are sampled at a "
-           "time anyway, so that a higher value changes nothing.", "trajectories", min=1,
-           max=MAX_CONCURRENT, hashed="with staleness",
-           compute=lambda values, _: concurrency(values["batch_size"], values["group_size"]),
+    Option("max_concurrent_trajectories", "integer", "Training trajectories in flight, at "
+           "most; above batch_size x group_size they run on while the policy is updated. At "
+           "max_staleness 0 no more than batch_size x group_size are sampled at a time anyway, so "
+           "that a higher value changes nothing.", "trajectories", min=1,
+           max=defaults.MAX_CONCURRENT, hashed="with staleness",
+           compute=defaults.twice_a_batch,
            computed="batch_size x group_size x 2, at most 1,024"),
     Option("max_turns_per_trajectory", "integer", "Agent and environment turns of a trajectory.",
-           "trajectories", 200, min=1, max=500, modes=_EVERYWHERE, built=False),
+           "trajectories", 200, min=1, max=500, modes=_EVERYWHERE),
     Option("max_output_tokens_per_turn", "integer", "Tokens of one reply; the context that is "
            "left bounds it too.", "trajectories", min=1, max=_MAX_TOKENS, within_context=True,
-           compute=_context, computed="the base model's context", modes=_EVERYWHERE),
+           compute=defaults.context, computed="the base model's context", modes=_EVERYWHERE),
     Option("max_output_tokens_per_trajectory", "integer", "Output tokens of one trajectory, all "
-           "turns together.", "trajectories", min=1, max=_MAX_TOKENS, compute=_context,
+           "turns together.", "trajectories", min=1, max=_MAX_TOKENS, compute=defaults.context,
            computed="the base model's context", modes=_EVERYWHERE),
     Option("trajectory_timeout_seconds", "integer", "Seconds of execution of a trajectory, "
-           "grading included, queueing excluded.", "trajectories", 7200, min=1, max=36_000,
-           modes=_EVERYWHERE, hashed="never", built=False),
+           "grading included; queueing, construction and reset of its environment excluded.",
+           "trajectories", 7200, min=1, max=36_000, modes=_EVERYWHERE, hashed="never"),
     Option("batch_timeout_seconds", "integer", "Seconds to assemble one batch, from the start of "
-           "collection; at least trajectory_timeout_seconds.", "trajectories", 9600, min=1,
-           max=38_400, hashed="never", built=False),
+           "collection; then the step trains on the eligible groups at hand. At least "
+           "trajectory_timeout_seconds.", "trajectories", 9600, min=1, max=38_400,
+           hashed="never"),
 )  # fmt: skip
 
 _SAMPLING = (
-    Option("reasoning_effort", "text", "How much the model thinks, where its template has levels.",
-           "sampling", compute=lambda *_: None, modes=_EVERYWHERE, built=False,
+    Option("reasoning_effort", "text", "How much the model thinks, where its chat template has "
+           "levels; off where it can be turned off.", "sampling", choices=defaults.EFFORTS,
+           choices_of=defaults.levels, compute=defaults.lowest_effort, modes=_EVERYWHERE,
            computed="the lowest level that thinks; null for a model without levels"),
     Option("temperature", "number", "Sampling temperature; 0 is greedy, and then every group "
-           "ties.", "sampling", 1.0, min=0, max=2, complaint=_too_cold, modes=_EVERYWHERE),
+           "ties.", "sampling", 1.0, min=0, max=2, complaint=defaults.too_cold, modes=_EVERYWHERE),
     Option("top_p", "number", "Sample from the smallest set of tokens with this probability, "
            "above 0, which would keep no token; null keeps the model's own.", "sampling", 1.0,
            min=0, max=1, above_min=True, nullable=True, modes=_EVERYWHERE),
     Option("top_k", "integer", "Sample from the k likeliest tokens; -1 is no limit, null keeps "
            "the model's own.", "sampling", -1, min=-1, max=_MAX_TOKENS, nullable=True,
-           complaint=_no_zero, modes=_EVERYWHERE),
+           complaint=defaults.no_zero, modes=_EVERYWHERE),
 )  # fmt: skip
 
 _VALIDATION = (
@@ -191,18 +133,20 @@ _VALIDATION = (
     Option("val_trajectories_per_task", "integer", "Trajectories per task of a round.",
            "validation", 1, min=1, max=1024, hashed="never", modes=_EVERYWHERE),
     Option("val_max_concurrent_trajectories", "integer", "Validation trajectories in flight at "
-           "most.", "validation", 50, min=1, max=MAX_CONCURRENT, hashed="never",
+           "most.", "validation", 50, min=1, max=defaults.MAX_CONCURRENT, hashed="never",
            modes=_EVERYWHERE),
-    Option("val_final_wait_timeout_seconds", "integer", "Seconds to wait at the end for "
-           "outstanding rounds; 0 stops at once.", "validation", 7200, min=0, max=_MAX_STEPS,
-           hashed="never", built=False),
-    _as_training("reasoning_effort", "text", "Reasoning effort in validation."),
+    Option("val_final_wait_timeout_seconds", "integer", "Seconds that the final round may "
+           "take. Rounds run in step with training, so that no other is outstanding at the end; "
+           "what the final one has by then is kept, as not completed. 0 stops at once.",
+           "validation", 7200, min=0, max=_MAX_STEPS, hashed="never"),
+    _as_training("reasoning_effort", "text", "Reasoning effort in validation.",
+                 choices=defaults.EFFORTS, choices_of=defaults.levels),
     _as_training("temperature", "number", "Sampling temperature in validation.", min=0, max=2,
-                 complaint=_too_cold),
+                 complaint=defaults.too_cold),
     _as_training("top_p", "number", "Nucleus probability in validation, above 0.", min=0, max=1,
                  above_min=True),
     _as_training("top_k", "integer", "Top-k limit in validation; -1 is no limit.", min=-1,
-                 max=_MAX_TOKENS, complaint=_no_zero),
+                 max=_MAX_TOKENS, complaint=defaults.no_zero),
     _as_training("max_output_tokens_per_turn", "integer", "Tokens of one reply in validation.",
                  min=1, max=_MAX_TOKENS, within_context=True),
     _as_training("max_output_tokens_per_trajectory", "integer", "Output tokens of one validation "
@@ -226,13 +170,13 @@ _EXTENSIONS = (
     Option("max_grad_norm", "number", "The gradient is scaled down to this norm before an update.",
            "optimization", 1.0, min=1e-6, max=1e6, origin="extension"),
     Option("clip_low", "number", "How far below 1 a ratio may fall before it is clipped. "
-           f"{_SAME_UPDATE}",
-           "optimization", min=0, max=1, compute=_clip(0),
-           computed="by algorithm: 3e-4 for gspo, 0.2 for grpo", origin="extension"),
+           f"{_SAME_UPDATE} {_STALE_CLIP}",
+           "optimization", min=0, max=1, compute=defaults.clip_default(0),
+           computed=defaults.clip_words(0), origin="extension"),
     Option("clip_high", "number", "How far above 1 a ratio may rise before it is clipped. "
-           f"{_SAME_UPDATE}",
-           "optimization", min=0, max=10, compute=_clip(1),
-           computed="by algorithm: 4e-4 for gspo, 0.2 for grpo", origin="extension"),
+           f"{_SAME_UPDATE} {_STALE_CLIP}",
+           "optimization", min=0, max=10, compute=defaults.clip_default(1),
+           computed=defaults.clip_words(1), origin="extension"),
     Option("lora_rank", "integer", "Rank of the adapter.", "adapter", 16, min=1, max=512,
            origin="extension"),
     Option("lora_alpha", "number", "Scale of the adapter: alpha / rank.", "adapter", min=0.01,
@@ -240,36 +184,48 @@ _EXTENSIONS = (
            computed="2 x lora_rank", origin="extension"),
     Option("lora_target_modules", "text", "Which linear modules get an adapter: a regular "
            "expression matched against whole module paths; default is every linear module of the "
-           "language backbone.", "adapter", "default", complaint=_pattern, hint=_REGEX_HINT,
+           "language backbone.", "adapter", "default", complaint=defaults.pattern, hint=_REGEX_HINT,
            origin="extension"),
     Option("seed", "integer", "Initialises the adapter, orders the tasks and drives sampling.",
            "run", 42, min=0, max=2**32 - 1, modes=_EVERYWHERE, origin="extension"),
     Option("precision", "text", "Precision of the frozen weights; adapters are always fp32.",
-           "run", choices=("fp32", "bf16"), compute=_precision,
+           "run", choices=("fp32", "bf16"), compute=defaults.precision,
            computed="from the base model's catalog entry", modes=_EVERYWHERE, origin="extension"),
-    Option("sampler", "text", "What decodes the replies. This version has the ragged decoder, "
-           "which auto chooses.", "run", "auto", choices=("auto", "ragged"),
-           later_choices=("vllm", "generate"), hashed="never", modes=_EVERYWHERE,
+    Option("sampler", "text", "What decodes the replies: ragged is nbtrain's own decoder, generate "
+           "the slower one for architectures whose cache ragged cannot hold, vllm needs the extra "
+           "of that name. auto takes vllm where a GPU is there and it is installed, else ragged, "
+           "or generate where the model needs it.", "run", "auto",
+           choices=("auto", *defaults.SAMPLERS), hashed="never", modes=_EVERYWHERE,
            origin="extension"),
+    Option("gpus", "integer", "Ranks, one to a GPU; on a machine without GPUs that many ranks on "
+           "the CPU.", "run", 1, min=1, max=64, hashed="never", modes=_EVERYWHERE,
+           origin="extension"),
+    Option("reward_workers", "integer", "Processes that score replies; null is one to a core, at "
+           "most 4.", "run", min=1, max=256, nullable=True, hashed="never", modes=_EVERYWHERE,
+           origin="extension"),
+    Option("environment_workers", "integer", "Processes that run environments; null is one to a "
+           "trajectory in flight, at most 64.", "run", min=1, max=1024, nullable=True,
+           hashed="never", modes=_EVERYWHERE, origin="extension"),
     Option("reward_timeout_seconds", "number", "Seconds that one call of a reward may take before "
            "its worker is killed and the trajectories count as ungraded.", "run", 60.0, min=0.1,
            max=36_000, hashed="never", modes=_EVERYWHERE, origin="extension"),
     Option("checkpoint_interval_steps", "integer", "A checkpoint is saved when the global step is "
            "a multiple of this, besides the start and the end.", "run", min=1, max=100_000,
-           compute=_interval, hashed="never", origin="extension",
+           compute=defaults.interval, hashed="never", origin="extension",
            computed="num_steps / 20, rounded up, then lined up with validation: raised to a "
            "multiple of val_interval_steps or, when that is larger, to a divisor of it"),
-    Option("keep_checkpoints", "integer", "Unreferenced checkpoints to keep; null keeps every "
-           "adapter, and the training state of the last two.", "run", min=1, max=100_000,
-           nullable=True, hashed="never", built=False, origin="extension"),
+    Option("keep_checkpoints", "integer", "How many of the newest checkpoints are kept, besides "
+           "the start, the best, the last and those that something refers to; null keeps every "
+           "adapter. Training state is kept of the last two either way.", "run", min=1,
+           max=100_000, nullable=True, hashed="never", origin="extension"),
     *(
-        Option(name, "integer", text, "budgets", min=1, max=10**12, nullable=True, hashed="never",
-               built=False, origin="extension")
+        Option(name, "integer", f"{text} after which the run ends, with a checkpoint; null is no "
+               "limit.", "budgets", min=1, max=10**12, nullable=True, hashed="never",
+               origin="extension")
         for name, text in (
-            ("max_total_trajectories", "Trajectories after which the run ends; null is no limit."),
-            ("max_total_output_tokens", "Output tokens after which the run ends; null is no "
-             "limit."),
-            ("max_wall_clock_seconds", "Seconds after which the run ends; null is no limit."),
+            ("max_total_trajectories", "Trajectories"),
+            ("max_total_output_tokens", "Output tokens"),
+            ("max_wall_clock_seconds", "Seconds"),
         )
     ),
 )  # fmt: skip

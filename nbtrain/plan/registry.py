@@ -7,8 +7,34 @@ is; one that finds something unusable raises :class:`nbtrain.errors.Refused`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class MachineInfo:
+    """What the machine has: GPUs that torch could use, and whether vLLM is installed."""
+
+    gpus: int = 0
+    vllm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Dimensions of a decoder, as its configuration states them; ``None`` where it does not.
+
+    ``intermediate_size`` is the width of one MLP (of one expert where there are ``experts``).
+    """
+
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    vocabulary: int | None = None
+    experts: int | None = None
 
 
 class WorkloadInfo(Protocol):
@@ -27,6 +53,11 @@ class WorkloadInfo(Protocol):
     @property
     def base_model(self) -> str | None:
         """Slug used when the plan names no base model."""
+        ...
+
+    @property
+    def reward_identity(self) -> Sequence[Mapping[str, Any]]:
+        """One mapping for each reward term, its ``weight`` among them."""
         ...
 
     def split_info(self, *, validation: bool) -> SplitInfo:
@@ -97,6 +128,21 @@ class BaseModelInfo(Protocol):
     @property
     def parameters(self) -> int | None:
         """Number of weights, where the header tells it."""
+        ...
+
+    @property
+    def sampler(self) -> Literal["ragged", "generate"]:
+        """What can decode it without further packages."""
+        ...
+
+    @property
+    def thinking(self) -> tuple[str, ...]:
+        """Levels of ``reasoning_effort`` that it has, the least thinking first; often none."""
+        ...
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """Its dimensions."""
         ...
 
 
@@ -171,4 +217,8 @@ class Registry(Protocol):
 
     def base_models(self) -> list[BaseModelInfo]:
         """The models offered by ``list_options``: the embedded one and the selected ones."""
+        ...
+
+    def machine(self) -> MachineInfo:
+        """What this machine has."""
         ...

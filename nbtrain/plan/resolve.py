@@ -6,13 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nbtrain.errors import PlanRefused, Problem
-from nbtrain.plan import rules
-from nbtrain.plan.fields import Option, check, show
+from nbtrain.errors import PlanRefused
+from nbtrain.plan import placement, rules
+from nbtrain.plan.defaults import validation_on
+from nbtrain.plan.fields import Option, check
 from nbtrain.plan.identity import config_hash
-from nbtrain.plan.options import OPTIONS, validation_on
+from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.references import References, divide, look_up
-from nbtrain.plan.registry import BaseModelInfo, CheckpointInfo, Registry, SplitInfo, WorkloadInfo
+from nbtrain.plan.registry import (
+    BaseModelInfo,
+    CheckpointInfo,
+    MachineInfo,
+    Registry,
+    SplitInfo,
+    WorkloadInfo,
+)
 from nbtrain.plan.resolved import BaseModelRef, ParentRef, ResolvedPlan, Setting, WorkloadRef
 from nbtrain.plan.source import in_order
 from nbtrain.plan.statements import Statement, Statements, gather
@@ -52,12 +60,19 @@ def resolve(
         raise PlanRefused(found.problems)
     references = look_up(found, registry)
     settings = _fill(found, references)
-    for problem in rules.refusals(settings, found, references.parent):
+    machine = registry.machine()
+    model = references.base_model
+    if model is not None:
+        settings["sampler"] = placement.choose_sampler(settings["sampler"], model, machine)
+    for problem in (
+        *rules.refusals(settings, found, references.parent),
+        *placement.refusals(settings, found, model, machine),
+    ):
         found.refuse(problem)
     split = _split(found, references, settings)
     if found.problems:
         raise PlanRefused(in_order(found.problems))
-    return _build(found, references, settings, split)
+    return _build(found, references, settings, split, machine)
 
 
 def _fill(found: Statements, references: References) -> dict[str, Setting]:
@@ -72,7 +87,7 @@ def _fill(found: Statements, references: References) -> dict[str, Setting]:
             statement = None
         setting = _unstated(option, values, model, before.get(option.name))
         if statement is not None:
-            setting = _stated(option, statement, setting, found, model) or setting
+            setting = _stated(option, statement, found, model) or setting
         settings[option.name] = setting
         values[option.name] = setting.value
     enabled = settings["val_enabled"]
@@ -97,15 +112,12 @@ def _unstated(
         return Setting(option.name, before["value"], "inherited")
     if option.compute is not None:
         return Setting(option.name, option.compute(values, model), "computed", option.note)
-    if option.name == "max_staleness":
-        return Setting(option.name, 0, "default", rules.ON_POLICY)
     return Setting(option.name, option.default, "default")
 
 
 def _stated(
     option: Option,
     statement: Statement,
-    unstated: Setting,
     found: Statements,
     model: BaseModelInfo | None,
 ) -> Setting | None:
@@ -114,19 +126,7 @@ def _stated(
     if problem is not None:
         found.refuse(problem)
         return None
-    setting = Setting(option.name, value, "stated")
-    if option.built_values is not None:
-        if value in option.built_values:
-            return Setting(option.name, 0, "stated", rules.ON_POLICY if value else None)
-        allowed = " or ".join(show(v) for v in option.built_values)
-    elif option.built or value == unstated.value:
-        return setting
-    else:
-        allowed = f"{show(unstated.value)}, its default"
-    message = f"{option.name} {show(value)} is not built yet"
-    # not counted as bad: the value is a sound one, and the rules between options look at it too
-    found.problems.append(Problem(option.name, message, value, allowed, statement.where))
-    return setting
+    return Setting(option.name, value, "stated")
 
 
 def _split(
@@ -142,6 +142,9 @@ def _split(
         problem = rules.same_tasks(split, workload.workload_id, parent, found)
         if problem is not None:
             found.refuse(problem)
+    if split is not None and "workload" not in found.bad:
+        for problem in rules.enough_tasks(settings["gpus"], split, found):
+            found.refuse(problem)
     return split
 
 
@@ -150,6 +153,7 @@ def _build(
     references: References,
     settings: dict[str, Setting],
     split: SplitInfo | None,
+    machine: MachineInfo,
 ) -> ResolvedPlan:
     workload, model, parent = references.workload, references.base_model, references.parent
     if workload is None or model is None or split is None:
@@ -159,7 +163,7 @@ def _build(
     if parent is not None and not settings["load_weights_only"].value:
         start = parent.step_index
     total = start + settings["num_steps"].value
-    for name, note in rules.notes(settings, model, total):
+    for name, note in (*rules.notes(settings, model, total), *placement.notes(settings, machine)):
         settings[name] = replace(settings[name], note=note)
     values = {name: setting.value for name, setting in settings.items()}
     return ResolvedPlan(
@@ -179,8 +183,12 @@ def _build(
             train_digest=split.train_digest,
             parent_checkpoint_id=parent.checkpoint_id if parent is not None else None,
         ),
-        hints=tuple(rules.hints(settings, split, total, start)),
+        hints=tuple(rules.hints(settings, split, total, start, _weights(workload))),
     )
+
+
+def _weights(workload: WorkloadInfo) -> list[float]:
+    return [float(term["weight"]) for term in workload.reward_identity]
 
 
 def _workload_ref(workload: WorkloadInfo, split: SplitInfo) -> WorkloadRef:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from nbtrain.errors import Problem
+from nbtrain.plan.defaults import MAX_CONCURRENT, budgets, validation_on
 from nbtrain.plan.fields import show
-from nbtrain.plan.options import MAX_CONCURRENT, validation_on
 from nbtrain.plan.registry import BaseModelInfo, CheckpointInfo, SplitInfo
 from nbtrain.plan.resolved import Setting
 from nbtrain.plan.statements import Statements
@@ -14,7 +15,6 @@ from nbtrain.plan.statements import Statements
 # an adapter is loaded as it was saved; these decide its shape and scale
 _ADAPTER = ("lora_rank", "lora_alpha", "lora_target_modules")
 
-ON_POLICY = "this version samples on-policy: 3, the default, trains at 0"
 SAME_UPDATE = (
     "on-policy sampling: every ratio is 1, so GSPO and GRPO, and the clip range, give the same "
     "update"
@@ -26,6 +26,7 @@ def refusals(
 ) -> Iterator[Problem]:
     """Problems between options. A rule keeps quiet when one of its options is bad already."""
     yield from _between(settings, found)
+    yield from _density(settings, found, parent)
     yield from _with_parent(settings, found, parent)
 
 
@@ -43,30 +44,53 @@ def _refuse(
     return Problem(setting.name, message, setting.value, allowed, where, hint)
 
 
-def _between(settings: Mapping[str, Setting], found: Statements) -> Iterator[Problem]:
-    def said(name: str) -> str:
-        origin = settings[name].origin
-        return f"{name} {show(settings[name].value)}" + (
-            "" if origin == "stated" else f" ({origin})"
-        )
+def _said(setting: Setting) -> str:
+    origin = "" if setting.origin == "stated" else f" ({setting.origin})"
+    return f"{setting.name} {show(setting.value)}{origin}"
 
+
+def _between(settings: Mapping[str, Setting], found: Statements) -> Iterator[Problem]:
     def fine(*names: str) -> bool:
         return not found.bad & set(names)
 
     small, size = settings["min_trajectories_per_group"], settings["group_size"]
     if fine(small.name, size.name) and small.value > size.value:
-        message = f"{said(small.name)} is more than {said(size.name)}: no group could be used"
+        message = f"{_said(small)} is more than {_said(size)}: no group could be used"
         yield _refuse(found, small, message, f"1 to {size.value}", also=size.name)
     batch, one = settings["batch_timeout_seconds"], settings["trajectory_timeout_seconds"]
     if fine(batch.name, one.name) and batch.value < one.value:
-        message = f"{said(batch.name)} is less than {said(one.name)}: it must cover a trajectory"
+        message = f"{_said(batch)} is less than {_said(one)}: it must cover a trajectory"
         yield _refuse(found, batch, message, f"at least {show(one.value)}", also=one.name)
     enabled, interval = settings["val_enabled"], settings["val_interval_steps"]
     contradicts = enabled.value and enabled.origin == "stated" and interval.value == 0
     if fine(enabled.name, interval.name) and contradicts:
-        message = f"val_enabled is true while {said(interval.name)} turns validation off"
+        message = f"val_enabled is true while {_said(interval)} turns validation off"
         hint = "Leave val_enabled out, or state a val_interval_steps of 1 to 100"
         yield _refuse(found, enabled, message, None, hint)
+
+
+def _density(
+    settings: Mapping[str, Setting], found: Statements, parent: CheckpointInfo | None
+) -> Iterator[Problem]:
+    """Tight budgets cut replies on purpose: what is cut must count, or the budgets teach nothing.
+
+    A run that resumes with training state may go on as its parent was.
+    """
+    density, cut = settings["density_aware_training"], settings["train_on_truncation"]
+    decided = {density.name, cut.name, "load_weights_only", "parent_checkpoint_id"}
+    resumes = parent is not None and not settings["load_weights_only"].value
+    if found.bad & decided or not density.value or cut.value or resumes:
+        return
+    message = f"{_said(cut)} contradicts {_said(density)}, whose budgets cut replies on purpose"
+    hint = "Only a run that resumes a checkpoint with its training state may keep it false"
+    yield _refuse(found, cut, message, "true", hint, also=density.name)
+
+
+def enough_tasks(ranks: Setting, split: SplitInfo, found: Statements) -> Iterator[Problem]:
+    """Every rank owns tasks of its own."""
+    if "gpus" not in found.bad and 0 < split.train < ranks.value:
+        message = f"{_said(ranks)} is more than the {split.train} training tasks: a rank has none"
+        yield _refuse(found, ranks, message, f"1 to {split.train}")
 
 
 def _with_parent(
@@ -132,6 +156,9 @@ def notes(
     if model is not None and tokens > model.max_context:
         note = f"the context of {model.max_context:,} tokens ends a trajectory first"
         yield "max_output_tokens_per_trajectory", note
+    effort = settings["reasoning_effort"]
+    if effort.origin == "computed" and effort.value is not None:
+        yield effort.name, "the lowest level that thinks"
     if settings["val_enabled"].origin == "computed":
         yield "val_enabled", "val_interval_steps is 0"
     decay_from = value["lr_warmup_steps"] + value["lr_hold_steps"]
@@ -143,9 +170,13 @@ def notes(
 
 
 def hints(
-    settings: Mapping[str, Setting], split: SplitInfo, total_steps: int, start_step: int
+    settings: Mapping[str, Setting],
+    split: SplitInfo,
+    total_steps: int,
+    start_step: int,
+    weights: Sequence[float] = (),
 ) -> Iterator[str]:
-    """Sentences on what will work but probably not as wanted."""
+    """Sentences on what will work but probably not as wanted; ``weights`` are the rewards'."""
     value = {name: setting.value for name, setting in settings.items()}
     batch = value["batch_size"] * value["group_size"]
     concurrent = value["max_concurrent_trajectories"]
@@ -162,6 +193,12 @@ def hints(
         yield (
             f"max_concurrent_trajectories {concurrent:,} is above {most:,}, "
             f"{most // batch} times {in_use}: much of what is sampled will be discarded"
+        )
+    yield from _hints_of_filters(value, weights)
+    if value["gpus"] > value["batch_size"]:
+        yield (
+            f"gpus {value['gpus']} is more than batch_size {value['batch_size']}: some ranks have "
+            "no group to learn from in a step"
         )
     if value["temperature"] == 0:
         yield "temperature 0 is greedy: every group ties, so nothing is learned"
@@ -188,6 +225,31 @@ def hints(
                 f"validation samples about {sampled:,} trajectories, more than the {trained:,} "
                 "that training uses: raise val_interval_steps or lower val_num_tasks"
             )
+
+
+def _hints_of_filters(value: Mapping[str, Any], weights: Sequence[float]) -> Iterator[str]:
+    """On which rewards the filters rely, and whether the budgets can be told apart."""
+    best = sum(weight for weight in weights if weight > 0)
+    if weights and not value["train_on_all_pass"] and abs(best - 1) > 1e-6:
+        so = "no group counts as all passed" if best < 1 else "less than full marks counts as 1"
+        yield (
+            f"the positive reward weights sum to {best:g}, and train_on_all_pass: false takes 1 "
+            f"for a pass: {so}"
+        )
+    if not value["density_aware_training"]:
+        return
+    given = budgets(value["max_output_tokens_per_trajectory"])
+    if value["batch_size"] < len(given):
+        yield (
+            f"batch_size {value['batch_size']} is less than the {len(given)} budgets of "
+            "density_aware_training: a step never sees all of them"
+        )
+    if value["max_output_tokens_per_turn"] <= given[0]:
+        yield (
+            f"max_output_tokens_per_turn {value['max_output_tokens_per_turn']:,} is within the "
+            f"smallest budget of density_aware_training, {given[0]:,}: a reply of one turn is the "
+            "same under all of them; lower max_output_tokens_per_trajectory"
+        )
 
 
 def validation_rounds(start_step: int, total_steps: int, interval: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 __all__ = ["decode_completion", "end_ids", "render_prompt"]
@@ -24,9 +25,15 @@ def end_ids(generation_config: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def render_prompt(
-    tokenizer: Any, prompt: Sequence[Mapping[str, Any]] | str, raw: bool = False
+    tokenizer: Any,
+    prompt: Sequence[Mapping[str, Any]] | str,
+    raw: bool = False,
+    template: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[int, ...]:
     """The ids that a model is prompted with.
+
+    ``template`` is what the chat template takes beside the messages, such as what
+    ``nbtrain.catalog.thinking.template_arguments`` gives for a reasoning effort.
 
     Messages go through the tokenizer's chat template up to where the assistant's turn begins.
     A text is one user turn when there is a template; without one, or with ``raw``, it is encoded
@@ -50,6 +57,7 @@ def render_prompt(
         tokenize=True,
         add_generation_prompt=True,
         return_dict=False,
+        **template,
     )
     return tuple(int(token) for token in ids)
 
