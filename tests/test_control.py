@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from nbtrain.errors import StoreError
-from nbtrain.training.control import Cancelled, Control
+from nbtrain.training.control import Cancelled, Control, FollowerControl, Terminated
 
 
 def control(commands: list[dict[str, Any]]) -> tuple[Control, list[int], list[float], list[float]]:
@@ -39,17 +40,59 @@ def test_heartbeats_and_polls_are_throttled() -> None:
     assert beats == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_sigterm_stops_at_the_next_look() -> None:
-    made, _, _, _ = control([])
+@pytest.fixture
+def sigterm() -> Iterator[Callable[[], None]]:
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        made.listen_for_sigterm()
+    yield lambda: os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_alone_is_no_cancel(sigterm: Callable[[], None]) -> None:
+    made, _, _, _ = control([])
+    made.listen_for_sigterm()
+    made()
+    sigterm()
+    with pytest.raises(Terminated, match="SIGTERM from outside"):
+        made.waiting()
+
+
+def test_sigterm_behind_a_cancel_is_the_cancel(sigterm: Callable[[], None]) -> None:
+    commands: list[dict[str, Any]] = []
+    made, handled, _, _ = control(commands)
+    made.listen_for_sigterm()
+    made()
+    # Asked and signalled within the quarter second in which no commands are looked at.
+    commands.append({"id": 1, "command": "cancel"})
+    sigterm()
+    with pytest.raises(Cancelled):
         made()
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Cancelled, match="SIGTERM"):
-            made()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert handled == [1]
+
+
+def test_waiting_for_other_ranks_looks_at_commands_but_is_no_progress() -> None:
+    commands: list[dict[str, Any]] = []
+    made, _, beats, now = control(commands)
+    for second in range(5):
+        now[0] = float(second)
+        made.waiting()
+    assert beats == []
+    commands.append({"id": 1, "command": "cancel"})
+    now[0] = 5.0
+    with pytest.raises(Cancelled):
+        made.waiting()
+
+
+def test_a_follower_shows_progress_now_and_then_while_it_works() -> None:
+    now = [0.0]
+    beats: list[float] = []
+    made = FollowerControl(lambda: beats.append(now[0]), clock=lambda: now[0])
+    for second in range(31):
+        now[0] = float(second)
+        made()
+    for second in range(31, 60):
+        now[0] = float(second)
+        made.waiting()
+    assert beats == [10.0, 20.0, 30.0]
 
 
 def test_a_locked_store_does_not_stop_training() -> None:
@@ -70,3 +113,4 @@ def test_a_locked_store_does_not_stop_training() -> None:
 
 def test_nothing_on_the_way_swallows_a_cancel() -> None:
     assert not issubclass(Cancelled, Exception)
+    assert not issubclass(Terminated, Exception)

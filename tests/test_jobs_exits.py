@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import signal
+import math
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtrain.jobs.exits import Exit, explain, last_exception, last_lines, tail, verdict
+from nbtrain.jobs.exits import (
+    Exit,
+    RankEnd,
+    explain,
+    first_cause,
+    last_exception,
+    last_lines,
+    tail,
+    verdict,
+)
+from nbtrain.jobs.rank_watch import RankWatch
 from nbtrain.training.outcome import Outcome
 
 COMPLETED = Outcome("completed", "nothing left to learn")
 FAILED = Outcome("failed", None, "the loss is not finite")
 CANCELLED = Outcome("cancelled", "cancelled on request")
+LOST = Outcome("failed", None, "rank 0 lost another rank", lost_rank=True)
+STOPPED = "cancelled; the job did not stop by itself and was stopped"
 
 TRACEBACK = """step 3
 Traceback (most recent call last):
@@ -123,61 +136,146 @@ def test_an_exception_explains_an_exit_but_not_a_kill(log: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "outcome", "stopped", "cancelled", "result", "says"),
     [
-        (0, COMPLETED, False, False, "completed", "nothing left to learn"),
+        (0, COMPLETED, None, False, "completed", "nothing left to learn"),
         # It had finished when it was asked, or stopped, or crashed while it closed down.
-        (0, COMPLETED, False, True, "completed", "nothing left to learn"),
-        (-9, COMPLETED, True, True, "completed", "nothing left to learn"),
-        (-11, COMPLETED, False, False, "completed", "nothing left to learn"),
-        (0, CANCELLED, False, True, "cancelled", "cancelled on request"),
-        (1, FAILED, False, False, "failed", "the loss is not finite"),
+        (0, COMPLETED, None, True, "completed", "nothing left to learn"),
+        (-9, COMPLETED, STOPPED, True, "completed", "nothing left to learn"),
+        (-11, COMPLETED, None, False, "completed", "nothing left to learn"),
+        (0, CANCELLED, None, True, "cancelled", "cancelled on request"),
+        (1, FAILED, None, False, "failed", "the loss is not finite"),
         # It failed by itself before it looked at the cancel.
-        (1, FAILED, False, True, "failed", "the loss is not finite"),
+        (1, FAILED, None, True, "failed", "the loss is not finite"),
         # The host's signals made it fail.
-        (1, FAILED, True, True, "cancelled", "the job did not stop by itself and was stopped"),
-        (-9, None, True, True, "cancelled", "did not stop by itself"),
-        (-15, None, False, True, "cancelled", "cancelled"),
-        (-15, None, False, False, "failed", "SIGTERM"),
-        (-9, None, False, True, "failed", "likely out of memory"),
-        (0, None, False, False, "failed", "without saying"),
-        (1, Outcome("failed"), False, False, "failed", "exited with code 1"),
+        (1, FAILED, STOPPED, True, "cancelled", "the job did not stop by itself and was stopped"),
+        (-9, None, STOPPED, True, "cancelled", "did not stop by itself"),
+        (-15, None, None, True, "cancelled", "cancelled"),
+        (-15, None, None, False, "failed", "SIGTERM"),
+        (-9, None, None, True, "failed", "likely out of memory"),
+        (0, None, None, False, "failed", "without saying"),
+        (1, Outcome("failed"), None, False, "failed", "exited with code 1"),
     ],
 )
 def test_what_a_run_comes_to(
     code: int,
     outcome: Outcome | None,
-    stopped: bool,
+    stopped: str | None,
     cancelled: bool,
     result: str,
     says: str,
     log: Path,
 ) -> None:
-    found = verdict(
-        Exit(code), outcome, what="the rank", log=log, stopped=stopped, cancelled=cancelled
-    )
+    end = RankEnd(0, Exit(code), outcome, log)
+    found = verdict([end], stopped=stopped, cancelled=cancelled)
     assert found.result == result
     assert says in (found.failure or found.ended or "")
 
 
 @given(
-    code=st.integers(-64, 255),
-    outcome=st.sampled_from([None, COMPLETED, FAILED, CANCELLED, Outcome("failed")]),
-    stopped=st.booleans(),
+    ends=st.lists(
+        st.tuples(
+            st.integers(-64, 255),
+            st.sampled_from([None, COMPLETED, FAILED, CANCELLED, LOST, Outcome("failed")]),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    order=st.randoms(use_true_random=False),
+    stopped=st.sampled_from([None, STOPPED]),
     cancelled=st.booleans(),
 )
 def test_every_end_is_explained(
-    code: int, outcome: Outcome | None, stopped: bool, cancelled: bool
+    ends: list[tuple[int, Outcome | None, bool]],
+    order: Random,
+    stopped: str | None,
+    cancelled: bool,
 ) -> None:
-    found = verdict(
-        Exit(code),
-        outcome,
-        what="the rank",
-        log=Path("/nowhere/rank0.log"),
-        stopped=stopped,
-        cancelled=cancelled or stopped,
-    )
+    log = Path("/nowhere/rank.log")
+    ranks = [RankEnd(n, Exit(code), said, log, by) for n, (code, said, by) in enumerate(ends)]
+    outcome = ends[0][1]
+    order.shuffle(ranks)
+    found = verdict(ranks, stopped=stopped, cancelled=cancelled or bool(stopped))
     assert bool(found.failure) == (found.result == "failed")
     if found.result == "completed":
         assert outcome == COMPLETED
     if found.result == "cancelled":
         assert cancelled or stopped or outcome == CANCELLED
-    assert signal.Signals(9).name == "SIGKILL"
+
+
+def end(rank: int, code: int, outcome: Outcome | None = None, *, by_host: bool = False) -> RankEnd:
+    return RankEnd(rank, Exit(code), outcome, Path(f"/nowhere/rank{rank}.log"), by_host)
+
+
+@pytest.mark.parametrize(
+    ("ends", "blamed"),
+    [
+        # In the order in which they ended: the first is to blame, ...
+        ([end(1, -9), end(0, 1, FAILED)], 1),
+        ([end(0, 1, FAILED), end(1, -9)], 0),
+        # ... but not one that only lost another, ...
+        ([end(0, 1, LOST), end(2, 1, LOST), end(1, 1, FAILED)], 1),
+        # ... nor one that the host had stopped meanwhile, ...
+        ([end(0, 1, LOST), end(1, -15, by_host=True)], 0),
+        ([end(2, 7), end(0, 1, FAILED, by_host=True), end(1, -9, by_host=True)], 2),
+        # ... nor one that had come to its good end.
+        ([end(1, 0, COMPLETED), end(0, -9)], 0),
+        ([end(1, -11, COMPLETED), end(0, 0, None, by_host=True)], 0),
+    ],
+)
+def test_the_cause_is_blamed(ends: list[RankEnd], blamed: int) -> None:
+    assert first_cause(ends).rank == blamed
+    said = verdict(ends, stopped=None, cancelled=False)
+    assert said.result == "failed"
+    assert (said.failure or "").startswith(f"rank {blamed} of {len(ends)}")
+
+
+def test_rank_0_has_the_last_word() -> None:
+    for said in (COMPLETED, CANCELLED):
+        assert verdict([end(1, -9), end(0, 0, said)], stopped=None, cancelled=False) == said
+    dead = [end(1, -15, by_host=True), end(0, -9, by_host=True)]
+    assert verdict(dead, stopped=STOPPED, cancelled=True) == Outcome("cancelled", STOPPED)
+
+
+class Scripted:
+    """A process that ends when it is told."""
+
+    def __init__(self, rank: int) -> None:
+        self.pid = 100 + rank
+        self.log = Path(f"/nowhere/rank{rank}.log")
+        self.code: int | None = None
+
+    def poll(self) -> Exit | None:
+        return None if self.code is None else Exit(self.code)
+
+
+@pytest.mark.parametrize(
+    ("rank", "code", "outcome", "patience"),
+    [
+        (0, 0, COMPLETED, 10.0),
+        (0, 0, CANCELLED, 0.0),
+        (0, 1, FAILED, 0.0),
+        (0, -9, None, 0.0),
+        (1, -9, None, 0.0),
+        (1, 1, LOST, 2.0),
+        (1, 0, COMPLETED, math.inf),
+    ],
+)
+def test_the_others_go_on_for_so_long(
+    rank: int, code: int, outcome: Outcome | None, patience: float
+) -> None:
+    ranks = [Scripted(0), Scripted(1), Scripted(2)]
+    watch = RankWatch(ranks, lambda number: outcome if number == rank else None)
+    assert watch.look(0.0)
+    assert not watch.to_stop(1e9)
+    ranks[rank].code = code
+    assert watch.look(100.0)
+    assert watch.living == [each for each in range(3) if each != rank]
+    assert watch.to_stop(100.0 + min(patience, 1e9)) == (patience < math.inf)
+    if patience:
+        assert not watch.to_stop(100.0 + min(patience, 1e9) - 0.1)
+    watch.by_host = True
+    assert watch.to_stop(0.0)
+    for each in ranks:
+        each.code = -15 if each.code is None else each.code
+    assert not watch.look(200.0)
+    assert [one.by_host for one in watch.ends] == [False, True, True]

@@ -15,13 +15,15 @@ import pytest
 from nbtrain.jobs import connection, environment
 from nbtrain.jobs.connection import kernel_name, remove_connection, send_code, write_connection
 from nbtrain.jobs.environment import (
-    available_cores,
     has_gpu,
     host_environment,
+    rank_count,
     rank_environment,
     rank_threads,
 )
 from nbtrain.processes import MARK
+from nbtrain.training import cores as cores_module
+from nbtrain.training.cores import available_cores, worker_count
 
 RUN = "ab" * 32
 CHECKOUT = Path(__file__).parents[1]
@@ -81,6 +83,15 @@ def test_the_rank_knows_no_other_launcher() -> None:
     assert (env["OMP_NUM_THREADS"], env["ACCELERATE_USE_CPU"]) == ("2", "true")
     assert (env["PATH"], env["MY_RANK"], env[MARK]) == ("/bin", "kept", f"{RUN}/1")
     assert "ACCELERATE_USE_CPU" not in rank_environment({}, mark="m", threads=1, gpu=True)
+    second = rank_environment(around, mark=f"{RUN}/1", threads=2, gpu=False, rank=1, ranks=3)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    assert [second[name] for name in names] == ["1", "1", "3", "3"]
+    # Nothing but the loopback, unless it is stated.
+    assert second["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
+    other = rank_environment(
+        {"GLOO_SOCKET_IFNAME": "eth0"}, mark="m", threads=1, gpu=False, rank=0, ranks=2
+    )
+    assert other["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_accelerate_takes_the_environment_as_one_process_on_the_cpu() -> None:
@@ -155,6 +166,17 @@ def test_a_stated_number_counts(stated: str | None, threads: int, tmp_path: Path
     assert rank_threads(plan(tmp_path, "embedded"), stated=stated, cores=6) == threads
 
 
+def test_ranks_share_the_cores(tmp_path: Path) -> None:
+    def threads(cores: int, ranks: int, stated: str | None = None) -> int:
+        large = plan(Path("not/local"), "repository")
+        return rank_threads(large, stated=stated, cores=cores, ranks=ranks)
+
+    assert [threads(6, ranks) for ranks in (1, 2, 4, 7)] == [6, 3, 1, 1]
+    assert threads(6, 2, stated="5") == 5
+    assert rank_count({"settings": {}}) == 1  # plans from before the option
+    assert rank_count({"settings": {"gpus": {"value": 3}}}) == 3
+
+
 def test_a_resumed_run_keeps_its_parents_number(tmp_path: Path) -> None:
     parent = {"path": str(tmp_path)}
     (tmp_path / "state.json").write_text(json.dumps({"environment": {"threads": 5}}))
@@ -173,9 +195,35 @@ def test_a_resumed_run_keeps_its_parents_number(tmp_path: Path) -> None:
 )
 def test_a_control_groups_quota_is_read(text: str, cores: int, tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text(f"{text}\n")
-    assert environment._quota(tmp_path / "cpu.max") == cores
-    assert environment._quota(tmp_path / "missing") == sys.maxsize
+    assert cores_module._quota(tmp_path / "cpu.max") == cores
+    assert cores_module._quota(tmp_path / "missing") == sys.maxsize
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(
+    ("stated", "most", "ranks", "here", "workers"),
+    [
+        # Unstated: as many as cores, up to the most, shared by the ranks.
+        (None, 4, 1, 16, 4),
+        (None, 4, 1, 2, 2),
+        (None, 64, 2, 16, 8),
+        (None, 4, 8, 16, 1),
+        # Stated: for the whole run, whatever there is.
+        (9, 4, 1, 2, 9),
+        (9, 4, 2, 2, 4),
+        (1, 64, 2, 16, 1),
+    ],
+)
+def test_ranks_share_the_workers(
+    stated: int | None,
+    most: int,
+    ranks: int,
+    here: int,
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cores_module, "available_cores", lambda: here)
+    assert worker_count(stated, most=most, ranks=ranks) == workers
 
 
 # --- connection files ---------------------------------------------------------------------------

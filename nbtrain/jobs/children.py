@@ -18,14 +18,20 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Child:
-    """One process with its output in a file, in a process group of its own.
+    """One process with its output in a file, in process group ``group`` (default: its own).
 
     Its output goes to a file and never through a pipe: a job may print more than a pipe holds,
     and the host keeps none of it in memory.
     """
 
     def __init__(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        log: Path,
+        group: int = 0,
     ) -> None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -36,7 +42,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=descriptor,
-                process_group=0,
+                process_group=group,
             )
         finally:
             os.close(descriptor)

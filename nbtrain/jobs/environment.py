@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -16,8 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.processes import MARK
+from nbtrain.training.cores import available_cores
 
-__all__ = ["available_cores", "has_gpu", "host_environment", "rank_environment", "rank_threads"]
+__all__ = [
+    "available_cores",
+    "has_gpu",
+    "host_environment",
+    "rank_count",
+    "rank_environment",
+    "rank_threads",
+]
 
 SMALL_WEIGHTS_BYTES = 50 * 10**6
 """Weights files below this gain nothing from a second thread, and lose to its overhead."""
@@ -63,24 +70,28 @@ def _installed(folder: Path) -> bool:
 
 
 def rank_environment(
-    base: Mapping[str, str], *, mark: str, threads: int, gpu: bool
+    base: Mapping[str, str], *, mark: str, threads: int, gpu: bool, rank: int = 0, ranks: int = 1
 ) -> dict[str, str]:
-    """The environment of the only rank, in Accelerate's words.
+    """The environment of rank ``rank`` of ``ranks`` on this machine, in Accelerate's words.
 
-    LOCAL_RANK and MASTER_ADDR stay out: with them, Accelerate opens a process group and its
-    network port for a single process too.
+    A single rank gets no LOCAL_RANK: with it, Accelerate would open a process group. MASTER_ADDR
+    and its port stay out always: ranks meet by a file.
     """
     env = {name: value for name, value in base.items() if not _OTHER_LAUNCHERS.fullmatch(name)}
     env |= {
         MARK: mark,
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": base.get("TOKENIZERS_PARALLELISM", "false"),
         "PYTHONUNBUFFERED": "1",
     }
+    if ranks > 1:
+        env["LOCAL_RANK"] = str(rank)
+        # Whatever the machine's name resolves to, if anything; and nobody else can listen.
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     if not gpu:
         env["ACCELERATE_USE_CPU"] = "true"
     return env
@@ -103,26 +114,15 @@ def has_gpu(env: Mapping[str, str] | None = None) -> bool:
     return listed.returncode == 0 and b"GPU " in listed.stdout
 
 
-def available_cores() -> int:
-    """Cores this process may use: its affinity, cut by the control group's quota. At least 1."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min(cores, _quota(Path("/sys/fs/cgroup/cpu.max"))))
-
-
-def _quota(path: Path) -> int:
-    try:
-        quota, period = path.read_text().split()
-        return sys.maxsize if quota == "max" else math.ceil(int(quota) / int(period))
-    except (OSError, ValueError):
-        return sys.maxsize
-
-
-def rank_threads(resolved: Mapping[str, Any], *, stated: str | None, cores: int) -> int:
-    """How many threads the rank computes with.
+def rank_threads(
+    resolved: Mapping[str, Any], *, stated: str | None, cores: int, ranks: int = 1
+) -> int:
+    """How many threads each of ``ranks`` ranks computes with.
 
     A run that restores training state takes the number its parent's checkpoint recorded, since
     other numbers add up in another order. Else a number stated by OMP_NUM_THREADS (``stated``);
-    else 1 for the embedded model and for weights files under 50 MB, ``cores`` for others.
+    else 1 for the embedded model and for weights files under 50 MB, its share of ``cores`` for
+    others.
     """
     parent = resolved.get("parent")
     if parent is not None and not _option(resolved, "load_weights_only"):
@@ -135,7 +135,12 @@ def rank_threads(resolved: Mapping[str, Any], *, stated: str | None, cores: int)
     if model["kind"] == "embedded":
         return 1
     size = _weights_bytes(Path(model["location"]))
-    return 1 if size is not None and size < SMALL_WEIGHTS_BYTES else cores
+    return 1 if size is not None and size < SMALL_WEIGHTS_BYTES else max(1, cores // ranks)
+
+
+def rank_count(resolved: Mapping[str, Any]) -> int:
+    """How many ranks the run has: one for each GPU it asks for."""
+    return int(_option(resolved, "gpus") or 1)
 
 
 def _option(resolved: Mapping[str, Any], name: str) -> Any:

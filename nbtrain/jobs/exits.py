@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nbtrain.training.outcome import Outcome
 
-__all__ = ["Exit", "explain", "last_exception", "last_lines", "tail", "verdict"]
+__all__ = [
+    "Exit",
+    "RankEnd",
+    "explain",
+    "first_cause",
+    "last_exception",
+    "last_lines",
+    "leader",
+    "tail",
+    "verdict",
+]
 
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARS = 400
@@ -30,24 +41,71 @@ class Exit:
     peak_bytes: int | None = None
 
 
-def verdict(
-    exit: Exit, outcome: Outcome | None, *, what: str, log: Path, stopped: bool, cancelled: bool
-) -> Outcome:
-    """What the run comes to when its rank has exited.
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank of a job ended.
 
-    The rank's own word counts, even when it crashed later, while its interpreter closed down.
-    After the host stopped it (``stopped``), whatever it says but "completed" is the host's doing:
-    cancelled. ``cancelled`` is whether somebody had asked for that.
+    ``outcome`` is its own word. ``by_host`` is whether it still ran when the host began to stop
+    the job, so that what became of it says nothing about the cause.
     """
-    if outcome is not None and (outcome.result != "failed" or not stopped):
-        if outcome.result == "failed" and not outcome.failure:
-            return Outcome("failed", outcome.ended, explain(exit, what=what, log=log))
-        return outcome
+
+    rank: int
+    exit: Exit
+    outcome: Outcome | None
+    log: Path
+    by_host: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it did not come to a good end, by its own word or for lack of one."""
+        return self.outcome is None or self.outcome.result == "failed"
+
+    @property
+    def lost_rank(self) -> bool:
+        """Whether it failed only because another rank had gone."""
+        return self.outcome is not None and self.outcome.lost_rank
+
+
+def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
+    """The rank to blame; ``ends`` are in the order in which the ranks ended.
+
+    The first that failed by itself: not stopped by the host, not for want of another rank.
+    Without any, rank 0.
+    """
+    failed = [end for end in ends if end.failed and not end.by_host]
+    own = [end for end in failed if not end.lost_rank]
+    return next(iter([*own, *failed]), leader(ends))
+
+
+def leader(ends: Sequence[RankEnd]) -> RankEnd:
+    """Rank 0, whose word is the job's."""
+    return next(end for end in ends if end.rank == 0)
+
+
+def verdict(ends: Sequence[RankEnd], *, stopped: str | None, cancelled: bool) -> Outcome:
+    """What the run comes to when all its ranks have exited, given in the order of their ends.
+
+    Rank 0's own word counts, even when it crashed later, while its interpreter closed down, or
+    when another one did. After the host stopped the job for a cancel (``stopped``, in words),
+    whatever it says but "completed" is the host's doing: cancelled. ``cancelled`` is whether
+    somebody had asked for that.
+    """
+    said = leader(ends).outcome
+    if said is not None and said.result != "failed":
+        return said
     if stopped:
-        return Outcome("cancelled", "cancelled; the job did not stop by itself and was stopped")
-    if cancelled and exit.code in (0, -signal.SIGTERM):
+        return Outcome("cancelled", stopped)
+    cause = first_cause(ends)
+    if cancelled and cause.outcome is None and cause.exit.code in (0, -signal.SIGTERM):
         return Outcome("cancelled", "cancelled")
-    return Outcome("failed", None, explain(exit, what=what, log=log))
+    return Outcome("failed", None, _blame(cause, len(ends)))
+
+
+def _blame(end: RankEnd, ranks: int) -> str:
+    what = "the rank" if ranks == 1 else f"rank {end.rank} of {ranks}"
+    if end.outcome is None or not end.outcome.failure:
+        return explain(end.exit, what=what, log=end.log)
+    return end.outcome.failure if ranks == 1 else f"{what}: {end.outcome.failure}"
 
 
 def explain(exit: Exit, *, what: str, log: Path) -> str:

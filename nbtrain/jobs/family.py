@@ -22,7 +22,7 @@ class Family:
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
-        self._child: Child | None = None
+        self._children: list[Child] = []
         self._guardian: subprocess.Popen[bytes] | None = None
 
     def watch_over(self) -> None:
@@ -36,12 +36,24 @@ class Family:
             )
 
     def start(
-        self, module: str, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        log: Path,
+        beside: Child | None = None,
     ) -> Child:
-        """Run a module as the only child; the calling thread must outlive it."""
+        """Run a module as a child; the calling thread must outlive it.
+
+        It shares the process group of ``beside``, which must not have been polled yet.
+        """
         argv = [*_python(), "-m", module, *arguments]
-        self._child = Child(argv, env=env, cwd=cwd, log=log)
-        return self._child
+        group = 0 if beside is None else beside.pid
+        child = Child(argv, env=env, cwd=cwd, log=log, group=group)
+        self._children.append(child)
+        return child
 
     def left(self) -> list[Identity]:
         """What lives of it."""
@@ -67,11 +79,9 @@ class Family:
         )
 
     def _reap(self) -> None:
-        own = {self._guardian_pid}
-        if self._child is not None:
-            own.add(self._child.pid)
-            self._child.poll()
-        reap_orphans(own)
+        for child in self._children:
+            child.poll()
+        reap_orphans({self._guardian_pid, *(child.pid for child in self._children)})
 
     @property
     def _guardian_pid(self) -> int:

@@ -27,6 +27,11 @@ from nbtrain.store import open_store
 
 log = logging.getLogger("nbtrain.host")
 
+_KERNEL_SECONDS = 20.0
+_starting_kernel = threading.Lock()
+"""Held while the kernel makes its files, and from when they are removed: a run that ends at once
+must not find them made again behind it."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Supervise one run; ends the process when the run has ended."""
@@ -79,6 +84,7 @@ def _supervise(supervisor: Supervisor, connection_file: Path) -> None:
         supervisor.run()
     except BaseException:
         log.exception("the supervisor failed")
+    _starting_kernel.acquire(timeout=_KERNEL_SECONDS)
     remove_connection(connection_file)
     for stream in (sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):
@@ -113,14 +119,14 @@ def _serve(connection_file: Path, supervisor: Supervisor) -> None:
             self.log_level = level
 
     app = HostApp.instance(kernel_class=HostKernel, user_ns={"host": supervisor})
-    app.initialize(
-        [
-            *("-f", str(connection_file)),
-            # What is printed reaches host.log too, even when nobody is attached; once.
-            *("--IPKernelApp.quiet=False", "--IPKernelApp.capture_fd_output=False"),
-            "--HistoryManager.enabled=False",  # no lock on the user's own history
-        ]
-    )
+    arguments = [
+        *("-f", str(connection_file)),
+        # What is printed reaches host.log too, even when nobody is attached; once.
+        *("--IPKernelApp.quiet=False", "--IPKernelApp.capture_fd_output=False"),
+        "--HistoryManager.enabled=False",  # no lock on the user's own history
+    ]
+    with _starting_kernel:
+        app.initialize(arguments)
     app.start()
 
 

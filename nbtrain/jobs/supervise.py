@@ -1,6 +1,9 @@
-"""The host's work: walk the phases, run the rank, stop it when asked, say how it ended.
+"""The host's work: walk the phases, run the ranks, stop them when asked, say how they ended.
 
-All of it happens in one thread that outlives the rank: Linux's parent-death signal is bound to
+Rank 0 decides: it alone looks at commands, and when it has ended, cancelled or otherwise, the
+host ends the other ranks. When any rank fails, the host stops all.
+
+All of it happens in one thread that outlives the ranks: Linux's parent-death signal is bound to
 the thread that started a process. The kernel's main thread stays free for consoles.
 """
 
@@ -10,18 +13,25 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nbtrain.jobs.children import Child
-from nbtrain.jobs.environment import available_cores, has_gpu, rank_environment, rank_threads
-from nbtrain.jobs.exits import Exit, explain, verdict
+from nbtrain.jobs.environment import (
+    available_cores,
+    has_gpu,
+    rank_count,
+    rank_environment,
+    rank_threads,
+)
+from nbtrain.jobs.exits import Exit, RankEnd, explain, first_cause, leader, verdict
 from nbtrain.jobs.family import Family
-from nbtrain.plan.phases import TERMINAL, Phase
+from nbtrain.jobs.rank_watch import RankWatch
+from nbtrain.plan.phases import TERMINAL, Phase, Status, status_of
 from nbtrain.processes import Identity, mark_of
 from nbtrain.store import Row, Store, StoredRun
-from nbtrain.training.outcome import Outcome, read_outcome
+from nbtrain.training.outcome import Outcome, meeting_path, read_outcome
 from nbtrain.training.partials import clear_partial
 
 __all__ = ["RANK_MODULE", "Limits", "Supervisor"]
@@ -58,7 +68,7 @@ class LostRunError(Exception):
 class Supervisor:
     """Runs one attempt of one run to its end; see :meth:`run`.
 
-    ``rank_module`` is the module that is run as the rank.
+    ``rank_module`` is the module that is run as each rank.
     """
 
     def __init__(
@@ -81,7 +91,8 @@ class Supervisor:
         self._signalled = False
         self._cancelled_at: float | None = None
         self._answered = False
-        self._stopped = False
+        self._stopped: str | None = None
+        self._trains = False
         self._due: dict[str, float] = {}
 
     # --- from other threads -------------------------------------------------------------------
@@ -135,34 +146,46 @@ class Supervisor:
                 return failed
         self._enter(Phase.AWAITING_CAPACITY)
         self._enter(Phase.STARTING_JOB)
-        threads = rank_threads(
-            resolved, stated=os.environ.get("OMP_NUM_THREADS"), cores=available_cores()
-        )
-        env = self._environment(threads)
-        # Said before it is true, so that the rank never finds itself in an earlier phase.
-        self._enter(Phase.QUEUED)
+        ranks, gpu = rank_count(resolved), has_gpu()
+        # Said before it is true, so that no rank ever finds itself in an earlier phase.
+        self._enter(Phase.QUEUED, _on_what(ranks, gpu=gpu))
         self._beat()
+        if self._cancelled_at is None:
+            # Insisted on: a store that was locked just now must not hide a cancel.
+            self._insist(self._look_at_commands)
         if self._cancelled_at is not None:
             return Outcome("cancelled", "cancelled before its processes were started")
-        number = ["--attempt", str(self._run.attempt)]
-        rank = self._start(self._rank_module, "rank0.log", env, *number)
-        one = rank.identity
-        pids = [[one.pid, one.start_time]] if one is not None else []
-        self._insist(lambda: self._attempt(rank_pids=pids, threads=threads))
-        ended = self._until_exit(rank)
-        self._insist(lambda: self._attempt(exit_code=ended.code))
-        return verdict(
-            ended,
-            read_outcome(self._folder, self._run.attempt),
-            what="the rank",
-            log=rank.log,
-            stopped=self._stopped,
-            cancelled=self._cancelled_at is not None,
+        started = self._start_ranks(ranks, gpu=gpu)
+        ends = self._until_all_exit(started)
+        ended = leader(ends) if not leader(ends).failed else first_cause(ends)
+        self._insist(lambda: self._attempt(exit_code=ended.exit.code))
+        self._quietly(self._look_at_commands)
+        cancelled = self._cancelled_at is not None
+        return verdict(ends, stopped=self._stopped, cancelled=cancelled)
+
+    def _start_ranks(self, ranks: int, *, gpu: bool) -> list[Child]:
+        """Start every rank, all in one process group."""
+        threads = rank_threads(
+            self._run.resolved,
+            stated=os.environ.get("OMP_NUM_THREADS"),
+            cores=available_cores(),
+            ranks=ranks,
         )
+        meeting_path(self._folder, self._run.attempt).unlink(missing_ok=True)
+        number = ["--attempt", str(self._run.attempt)]
+        started: list[Child] = []
+        for rank in range(ranks):
+            env = self._environment(threads, gpu=gpu, rank=rank, ranks=ranks)
+            first = started[0] if started else None
+            log = f"rank{rank}.log"
+            started.append(self._start(self._rank_module, log, env, *number, beside=first))
+        pids = [[one.pid, one.start_time] for one in (child.identity for child in started) if one]
+        self._insist(lambda: self._attempt(rank_pids=pids, threads=threads))
+        return started
 
     def _prepare_model(self) -> Outcome | None:
         """Fetch or convert the weights in a process of their own; None when they are there."""
-        env = self._environment(available_cores())
+        env = self._environment(available_cores(), gpu=has_gpu())
         child = self._start(_PREPARE_MODULE, "prepare.log", env)
         ended = self._until_exit(child)
         if self._cancelled_at is not None:
@@ -172,16 +195,27 @@ class Supervisor:
             return Outcome("failed", None, explain(ended, what=what, log=child.log))
         return None
 
-    def _environment(self, threads: int) -> dict[str, str]:
+    def _environment(
+        self, threads: int, *, gpu: bool, rank: int = 0, ranks: int = 1
+    ) -> dict[str, str]:
         env = dict(os.environ) | {"NBTRAIN_HOME": str(self._store.home)}
-        return rank_environment(env, mark=self._mark, threads=threads, gpu=has_gpu())
+        return rank_environment(
+            env, mark=self._mark, threads=threads, gpu=gpu, rank=rank, ranks=ranks
+        )
 
-    def _start(self, module: str, log_name: str, env: Mapping[str, str], *more: str) -> Child:
+    def _start(
+        self,
+        module: str,
+        log_name: str,
+        env: Mapping[str, str],
+        *more: str,
+        beside: Child | None = None,
+    ) -> Child:
         logs = self._folder / "logs"
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         arguments = ["--run", self._run.run_id, *more]
         child = self._family.start(
-            module, arguments, env=env, cwd=self._folder, log=logs / log_name
+            module, arguments, env=env, cwd=self._folder, log=logs / log_name, beside=beside
         )
         log.info("started %s as pid %d", module, child.pid)
         return child
@@ -189,24 +223,59 @@ class Supervisor:
     # --- watching -------------------------------------------------------------------------------
 
     def _until_exit(self, child: Child) -> Exit:
+        """The end of a child that looks at no commands and has nothing to save."""
         while (ended := child.poll()) is None:
-            self._wake.wait(self._limits.poll)
-            self._wake.clear()
-            self._beat()
-            if self._must_stop(child):
-                log.warning("stopping pid %d", child.pid)
-                self._stopped = True
-                self._stop(self._limits.term)
+            self._pause()
+            if self._cancelled_at is not None:
+                self._stop_for_cancel()
         log.info("pid %d ended with %d", child.pid, ended.code)
         return ended
 
-    def _must_stop(self, child: Child) -> bool:
+    def _until_all_exit(self, ranks: Sequence[Child]) -> list[RankEnd]:
+        """How each rank ended, in the order of their ends."""
+        watch = RankWatch(ranks, lambda rank: read_outcome(self._folder, self._run.attempt, rank))
+        while watch.look(time.monotonic()):
+            if watch.to_stop(time.monotonic()):
+                log.warning("stopping ranks %s", watch.living)
+                watch.by_host = True
+                self._stop(self._limits.term)
+                continue
+            self._pause()
+            if self._must_stop():
+                watch.by_host = True
+                self._stop_for_cancel()
+        return watch.ends
+
+    def _pause(self) -> None:
+        self._wake.wait(self._limits.poll)
+        self._wake.clear()
+        self._beat()
+
+    def _stop_for_cancel(self) -> None:
+        log.warning("stopping the job, as it is cancelled")
+        self._stopped = "cancelled before training began"
+        if self._in_training():
+            self._stopped = "cancelled; the job did not stop by itself and was stopped"
+        self._stop(self._limits.term)
+
+    def _must_stop(self) -> bool:
         if self._cancelled_at is None:
             return False
+        if not self._in_training():
+            return True  # nothing to save yet, and loading a model looks at no commands
         limit = self._limits.save if self._answered else self._limits.react
-        if child.log.name == "prepare.log":
-            limit = 0.0  # it looks at no commands and has nothing to save
         return time.monotonic() - self._cancelled_at >= limit
+
+    def _in_training(self) -> bool:
+        """Whether training has begun; a store that cannot be read does not say that it has not."""
+        if not self._trains:
+            try:
+                phase = self._store.run(self._run.key).phase
+                self._trains = status_of(phase) is not Status.PENDING
+            except Exception as error:
+                log.warning("the store cannot be used: %s: %s", type(error).__name__, error)
+                return True
+        return self._trains
 
     def _beat(self) -> None:
         """Everything that happens now and then; a store that refuses must not end the watch."""
@@ -224,13 +293,14 @@ class Supervisor:
         except Exception as error:
             log.warning("the store cannot be used: %s: %s", type(error).__name__, error)
 
-    def _look_at_commands(self) -> None:
+    def _look_at_commands(self) -> bool:
         cancels = self._cancels()
         if self._signalled and not cancels:
             self._store.request(self._run.key, "cancel", by="signal")
         if cancels:
             self._answered = any(row["handled_at"] is not None for row in cancels)
             self._note_cancel()
+        return True
 
     def _note_cancel(self) -> None:
         if self._cancelled_at is None:
@@ -272,6 +342,7 @@ class Supervisor:
             log.error("could not be stopped: %s", [one.pid for one in survivors])
         else:
             clear_partial(self._folder / "checkpoints")
+            meeting_path(self._folder, self._run.attempt).unlink(missing_ok=True)
 
     def _stop(self, grace: float) -> list[Identity]:
         def beat() -> None:
@@ -282,14 +353,12 @@ class Supervisor:
 
     # --- the store ------------------------------------------------------------------------------
 
-    def _enter(self, phase: Phase) -> None:
-        self._insist(lambda: self._move(phase))
+    def _enter(self, phase: Phase, message: str | None = None) -> None:
+        self._insist(lambda: self._move(phase, message=message))
         self._check_ours()
 
-    def _move(self, phase: Phase, *, ended: str | None = None, failure: str | None = None) -> bool:
-        return self._store.move_phase(
-            self._run.key, phase, attempt=self._run.attempt, ended=ended, failure=failure
-        )
+    def _move(self, phase: Phase, **more: str | None) -> bool:
+        return self._store.move_phase(self._run.key, phase, attempt=self._run.attempt, **more)
 
     def _attempt(self, **columns: object) -> bool:
         return self._store.update_attempt(self._run.key, self._run.attempt, **columns)
@@ -321,3 +390,10 @@ def _weights_missing(model: Mapping[str, object], home: Path) -> bool:
     if model["kind"] == "gguf":
         return not (home / "base_models" / str(model["fingerprint"]) / "config.json").is_file()
     return model["kind"] == "repository"
+
+
+def _on_what(ranks: int, *, gpu: bool) -> str | None:
+    """What the ranks run on, where that needs saying."""
+    if ranks == 1:
+        return None
+    return f"{ranks} ranks, one per GPU" if gpu else f"{ranks} CPU ranks: this machine has no GPU"

@@ -15,6 +15,9 @@ import torch
 from accelerate import Accelerator
 
 from nbtrain.errors import Problem, StartChecksFailed
+from nbtrain.training.cores import worker_count
+
+__all__ = ["describe", "emulated", "kv_budget", "rank_device", "worker_count"]
 
 
 def rank_device() -> torch.device:
@@ -37,16 +40,17 @@ def rank_device() -> torch.device:
     return torch.device(accelerator.device)
 
 
-def kv_budget(device: torch.device, saved: dict[str, Any] | None = None) -> int:
+def kv_budget(device: torch.device, saved: dict[str, Any] | None = None, *, ranks: int = 1) -> int:
     """Bytes that keys and values may take: a third of what is free now.
 
+    Ranks on the CPU share its memory; each of those on GPUs has its own.
     It decides which replies are decoded together, so a resume on the same kind of device takes
     over what its checkpoint ran with, as far as that is free.
     """
     if device.type == "cuda":
         free = int(torch.cuda.mem_get_info(device)[0])
     else:
-        free = int(psutil.virtual_memory().available)
+        free = int(psutil.virtual_memory().available) // ranks
     if saved and saved.get("device") == device.type:
         before = int(saved.get("kv_budget_bytes") or 0)
         if 0 < before < free:
@@ -75,7 +79,9 @@ def _cpu_has_bf16() -> bool:
         return False
 
 
-def describe(device: torch.device, *, precision: str, kv_budget_bytes: int) -> dict[str, Any]:
+def describe(
+    device: torch.device, *, precision: str, kv_budget_bytes: int, ranks: int = 1
+) -> dict[str, Any]:
     """What exactness depends on besides the state, as plain JSON."""
     import accelerate
     import peft
@@ -83,6 +89,7 @@ def describe(device: torch.device, *, precision: str, kv_budget_bytes: int) -> d
 
     return {
         "device": device.type,
+        "ranks": ranks,
         "precision": precision,
         "kv_budget_bytes": kv_budget_bytes,
         "threads": torch.get_num_threads(),

@@ -7,6 +7,7 @@ parent's main module again before anything else.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 
@@ -21,9 +22,15 @@ def main(argv: list[str] | None = None) -> int:
 
     die_with_parent()
 
-    from nbtrain.training.job import run_attempt
+    from nbtrain.training.attempt import run_attempt
 
-    return run_attempt(arguments.run, arguments.attempt)
+    code = run_attempt(arguments.run, arguments.attempt)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # A call to the other ranks that nobody answers any more would keep the interpreter.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

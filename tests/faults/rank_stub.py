@@ -7,7 +7,10 @@ does stands in the run's plan under ``"stub"``:
 - ``print_mb``: so many MB are printed at once;
 - ``deaf``: it looks at no command and ignores SIGTERM;
 - ``then``: ``"complete"``, ``"raise"``, ``"exit"`` (code 7), ``"oom"`` (SIGKILL after 64 MB),
-  or ``"work"`` (the default: until it is cancelled).
+  ``"lost"`` (it says that it lost another rank), ``"start"`` (it loads for ever and looks at
+  nothing), or ``"work"`` (the default: until it is cancelled);
+- ``wait``: so many seconds pass before that;
+- ``follower``: all this for every rank but rank 0, which looks at no commands.
 """
 
 from __future__ import annotations
@@ -40,6 +43,10 @@ class Cancelled(Exception):
     pass
 
 
+class Terminated(Exception):
+    pass
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--run", required=True)
@@ -53,22 +60,40 @@ def main() -> int:
 
     store = open_store()
     run = store.find_run(options.run)
+    rank = int(os.environ["RANK"])
     orders: dict[str, Any] = run.plan["stub"]
+    if rank:
+        orders = orders.get("follower", {})
     if orders.get("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for name in orders.get("helpers", ()):
         start_helper(name)
-    assert store.move_phase(run.key, Phase.TRAINING, attempt=options.attempt, expect=Phase.QUEUED)
+    if orders.get("then") == "start":
+        time.sleep(600)
+    if rank == 0:
+        began = store.move_phase(
+            run.key, Phase.TRAINING, attempt=options.attempt, expect=Phase.QUEUED
+        )
+        assert began
     if orders.get("print_mb"):
         line = "x" * 1023 + "\n"
         for _ in range(orders["print_mb"] * 1024):
             sys.stdout.write(line)
-    outcome = outcome_path(store.run_folder(run.run_id), options.attempt)
+    outcome = outcome_path(store.run_folder(run.run_id), options.attempt, rank)
+    time.sleep(orders.get("wait", 0))
+    if orders.get("then") == "lost":
+        Outcome("failed", failure="connection closed", lost_rank=True).write(outcome)
+        return 1
     try:
+        if rank and orders.get("then", "work") == "work":
+            time.sleep(600)
         work(store, run, options.attempt, orders)
     except Cancelled:
         Outcome("cancelled", "cancelled on request").write(outcome)
         return 0
+    except Terminated:
+        Outcome("failed", failure="stopped by SIGTERM from outside").write(outcome)
+        return 1
     Outcome("completed").write(outcome)
     return 0
 
@@ -103,7 +128,7 @@ def work(store: Any, run: Any, attempt: int, orders: dict[str, Any]) -> None:
             store.handled(row["id"])
             raise Cancelled
         time.sleep(0.1)
-    raise Cancelled
+    raise Terminated
 
 
 if __name__ == "__main__":

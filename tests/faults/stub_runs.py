@@ -34,9 +34,12 @@ def resolved(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def create(store: Store, stub: Mapping[str, Any] | None = None, **changes: Any) -> StoredRun:
-    """A run whose stub rank has these orders."""
+def create(
+    store: Store, stub: Mapping[str, Any] | None = None, *, ranks: int = 1, **changes: Any
+) -> StoredRun:
+    """A run whose stub ranks have these orders."""
     plan = resolved(**changes)
+    plan["settings"]["gpus"] = {"value": ranks, "origin": "stated"}
     folder = store.home / "workloads" / plan["workload"]["workload_id"]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "workload.json").write_text("{}")
@@ -71,10 +74,13 @@ def host_of(store: Store, run: StoredRun) -> Identity:
     return Identity(row["host_pid"], row["host_start_time"], row["boot_id"])
 
 
-def rank_of(store: Store, run: StoredRun) -> Identity:
+def ranks_of(store: Store, run: StoredRun) -> list[Identity]:
     row = store.attempts(run.key)[-1]
-    pid, start_time = row["rank_pids"][0]
-    return Identity(pid, start_time, row["boot_id"])
+    return [Identity(pid, start_time, row["boot_id"]) for pid, start_time in row["rank_pids"]]
+
+
+def rank_of(store: Store, run: StoredRun) -> Identity:
+    return ranks_of(store, run)[0]
 
 
 def processes_of(run: StoredRun) -> list[str]:
