@@ -95,9 +95,9 @@ def test_a_selected_repository_stays_at_its_commit(home: Path, cache: Path) -> N
 
 
 def test_a_cached_model_that_cannot_be_trained_is_refused(home: Path, cache: Path) -> None:
-    config = json.loads(CONFIG) | {"sliding_window": 64}
+    config = json.loads(CONFIG) | {"is_encoder_decoder": True}
     put(cache, FILES | {"config.json": json.dumps(config).encode()})
-    with pytest.raises(Refused, match="sliding window"):
+    with pytest.raises(Refused, match="encoder-decoder"):
         Catalog(open_store(home)).base_model("owner/name")
 
 

@@ -19,7 +19,7 @@ from sampler_contract import (
 )
 from tiny_models import EOS, FAMILIES, PAD, VOCABULARY, tiny_config, tiny_model
 from torch import nn
-from transformers import AutoModelForCausalLM, BloomConfig, MambaConfig
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2LMHeadModel, MambaConfig
 
 from nbtrain.rollout.ragged import RaggedSampler
 from nbtrain.rollout.types import Finish, Sample, Sampler, SampleRequest
@@ -211,7 +211,7 @@ def test_a_sliding_window_is_refused_only_where_it_would_slide() -> None:
     config = tiny_config("phi3")
     config.sliding_window = 24
     model = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(ValueError, match="sliding window 24 is below max_context 25"):
+    with pytest.raises(ValueError, match=r"sliding window of 24, .* max_context 25"):
         RaggedSampler(model, slots=2, eos_ids=(EOS,), max_context=25)
     sampler = RaggedSampler(model, slots=2, eos_ids=(EOS,), max_context=24)
     requests = group_requests([10], 3)
@@ -224,16 +224,32 @@ def test_a_sliding_window_is_refused_only_where_it_would_slide() -> None:
     [
         (
             MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4),
-            "'mamba' has layers of type linear_attention",
+            r"type 'mamba' has layers of type linear_attention",
         ),
-        # Its attention bias comes from the attention mask, not from positions.
-        (BloomConfig(vocab_size=64, hidden_size=16, n_layer=2, n_head=2), "cannot be run"),
+        (
+            BloomConfig(vocab_size=64, hidden_size=16, n_layer=2, n_head=2),
+            "takes its positions from the attention mask",
+        ),
     ],
     ids=["mamba", "bloom"],
 )
 def test_models_with_another_kind_of_cache_are_refused(config, why) -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ValueError, match=why):
+        RaggedSampler(model, slots=2, eos_ids=(), max_context=64)
+
+
+class _Elsewhere(GPT2LMHeadModel):
+    """Takes its positions from elsewhere than ``position_ids``, which no configuration tells."""
+
+    def forward(self, input_ids=None, position_ids=None, **kwargs):
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+def test_a_model_whose_logits_change_with_the_cache_is_refused() -> None:
+    torch.manual_seed(0)
+    model = _Elsewhere(tiny_config("gpt2")).eval()
+    with pytest.raises(ValueError, match=r"logits change by .* with the ragged sampler's cache"):
         RaggedSampler(model, slots=2, eos_ids=(), max_context=64)
 
 

@@ -1,20 +1,21 @@
-"""What a model's ``config.json`` says about its architecture: can nbtrain train it, how much fits.
+"""What a model's ``config.json`` says about its architecture: can nbtrain train it, with which
+sampler, and how much fits.
 
-No list of model families: a causal language model passes when every layer is full attention,
-because the sampler keeps keys and values of the whole context. Whatever else a configuration
-announces (windows, recurrent layers, encoders, images, quantised weights, own code) is refused
-by its name.
+No list of model families. A language model whose layers all attend to the whole context can be
+decoded by the ragged sampler, which holds keys and values itself; windows, recurrent layers and
+the like keep their own caches and take the plain one (``own_cache`` says why). What cannot be
+trained at all (encoder-decoders, sound, quantised weights, own code) is refused by its name.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from nbtrain.errors import Problem
 
-__all__ = ["architecture_problems", "max_context", "model_kind"]
+__all__ = ["architecture_problems", "max_context", "model_kind", "own_cache", "sampler_kind"]
 
 _FULL = {"full_attention", "attention", "full", "global"}
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -37,7 +38,16 @@ _LAYER_LISTS = (
     "block_types",
 )
 _WINDOWS = ("sliding_window", "attention_window_size", "attention_window", "attention_chunk_size")
-_HINT_FULL = "Choose a causal language model in which every layer is full attention"
+_SLIDING = {"sliding_attention", "sliding", "local"}
+# Their positions come from the attention mask, which the ragged sampler replaces.
+_MASK_POSITIONS = re.compile(r"^(bloom|mpt)$")
+# Their state is kept in no cache of transformers, so rows can neither be copied nor dropped.
+_NO_CACHE = re.compile(r"^(rwkv|xlstm|recurrent_gemma|reformer|xlnet|transfo-xl)")
+_UNSTATED = {"gemma3": 131072, "gemma3_text": 131072}
+"""Contexts of families whose published configurations leave out what their class fills in."""
+_RECURRENT_CONTEXT = 8192
+"""Bound for a model without positions, whose memory of the past is of one size whatever the
+length: it ends a reply that would go on for ever."""
 
 
 def model_kind(config: Mapping[str, Any]) -> str:
@@ -46,11 +56,50 @@ def model_kind(config: Mapping[str, Any]) -> str:
 
 
 def max_context(config: Mapping[str, Any]) -> int | None:
-    """Largest number of positions, prompt and reply together; ``None`` when none is stated."""
+    """Largest number of positions, prompt and reply together; ``None`` when none is known.
+
+    A purely recurrent model has none of its own and gets 8,192.
+    """
+    text = _text(config)
     for key in _CONTEXT_KEYS:
-        value = config.get(key)
+        value = text.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
+    if unstated := _UNSTATED.get(model_kind(text)) or _UNSTATED.get(model_kind(config)):
+        return unstated
+    if _recurrent(text) and "num_attention_heads" not in text:
+        return _RECURRENT_CONTEXT
+    return None
+
+
+def sampler_kind(config: Mapping[str, Any]) -> Literal["ragged", "generate"]:
+    """The sampler that can decode the model: the ragged one wherever it can."""
+    return "ragged" if own_cache(config, max_context(config)) is None else "generate"
+
+
+def own_cache(config: Mapping[str, Any], context: int | None) -> str | None:
+    """Why the model needs a cache of its own, as the end of a sentence; ``None`` if it does not.
+
+    It does not where each layer keeps the keys and values of all of up to ``context`` tokens.
+    A window at least that wide never slides.
+    """
+    text = _text(config)
+    windows = [text[key] for key in _WINDOWS if text.get(key) and _window_in_use(text, key)]
+    slides = not all(isinstance(w, int) and context and w >= context for w in windows)
+    other = set().union(*(_words(text.get(key)) for key in _LAYER_LISTS)) - _FULL
+    if windows and not slides:
+        other -= _SLIDING
+    if other:
+        window = f" (sliding window {windows[0]})" if windows and other & _SLIDING else ""
+        return f"has layers of type {', '.join(sorted(other))}{window}"
+    if windows and slides and text.get("layer_types") is None:
+        return f"attends within a sliding window of {windows[0]}"
+    if recurrent := _recurrent(text):
+        return f"has recurrent or linear-attention layers ({recurrent})"
+    if text.get("num_kv_shared_layers"):
+        return "shares keys and values between layers (num_kv_shared_layers)"
+    if text.get("alibi") or _MASK_POSITIONS.search(model_kind(text)):
+        return "takes its positions from the attention mask"
     return None
 
 
@@ -58,8 +107,6 @@ def architecture_problems(config: Mapping[str, Any], slug: str) -> list[Problem]
     """Everything in the configuration that keeps the model from being trained."""
     problems = [
         *_task_problems(config, slug),
-        *_window_problems(config, slug),
-        *_layer_problems(config, slug),
         *_loading_problems(config, slug),
     ]
     if not problems and max_context(config) is None:
@@ -93,41 +140,37 @@ def _task_problems(config: Mapping[str, Any], slug: str) -> Iterable[Problem]:
             found=architectures,
             allowed="causal language models",
         )
-    elif "vision_config" in config or "audio_config" in config or "text_config" in config:
+    elif "vision_config" not in config and ("audio_config" in config or "text_config" in config):
         yield _problem(
             slug,
-            f"reads images or sound beside text ({model_kind(config)}); such models are not "
-            "built in yet",
+            f"reads sound or something else beside text ({model_kind(config)})",
             found=architectures,
-            allowed="causal language models of text",
+            allowed="causal language models of text, and image-text models",
         )
-    elif architectures and not any(a.endswith(_CAUSAL) for a in architectures):
+    elif architectures and not any(a.endswith(_causal(config)) for a in architectures):
         yield _problem(
             slug,
             f"is no causal language model ({', '.join(architectures)})",
             found=architectures,
-            allowed="architectures ending in ForCausalLM or LMHeadModel",
+            allowed="architectures ending in " + " or ".join(_causal(config)),
         )
-
-
-def _window_problems(config: Mapping[str, Any], slug: str) -> Iterable[Problem]:
-    if config.get("layer_types") is not None:
-        return  # says it layer by layer
-    for key in _WINDOWS:
-        window = config.get(key)
-        if not window or not _window_in_use(config, key):
-            continue
-        context = max_context(config)
-        hint = _HINT_FULL
-        if isinstance(window, int) and context is not None and window >= context:
-            hint = f"The window is not smaller than the context: in a copy, set {key} to null"
+    elif _NO_CACHE.search(model_kind(config)):
         yield _problem(
             slug,
-            f"attends within a sliding window ({key}: {window}); such layers are not built in yet",
-            found=window,
-            allowed="full attention",
-            hint=hint,
+            f"keeps its state outside a cache of transformers ({model_kind(config)})",
+            found=model_kind(config),
+            allowed="any architecture whose state transformers' own cache holds",
         )
+
+
+def _causal(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*_CAUSAL, "ForConditionalGeneration") if "vision_config" in config else _CAUSAL
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of the configuration that describes the language backbone."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
 
 
 def _window_in_use(config: Mapping[str, Any], key: str) -> bool:
@@ -150,37 +193,10 @@ def _words(value: object) -> set[str]:
     return set()
 
 
-def _layer_problems(config: Mapping[str, Any], slug: str) -> Iterable[Problem]:
-    other = sorted(set().union(*(_words(config.get(key)) for key in _LAYER_LISTS)) - _FULL)
-    if other:
-        yield _problem(
-            slug,
-            f"has layers that are not full attention ({', '.join(other)}); such layers are not "
-            "built in yet",
-            found=other,
-            allowed="full_attention",
-            hint=_HINT_FULL,
-        )
-        return
-    named = [model_kind(config), *(k for k, v in config.items() if v not in (None, False, 0, []))]
-    recurrent = [name for name in named if _RECURRENT.search(name)]
-    if recurrent:
-        yield _problem(
-            slug,
-            f"has recurrent or linear-attention layers ({recurrent[0]}); such layers are not "
-            "built in yet",
-            found=recurrent[0],
-            allowed="full attention",
-            hint=_HINT_FULL,
-        )
-    if config.get("num_kv_shared_layers"):
-        yield _problem(
-            slug,
-            "shares keys and values between layers (num_kv_shared_layers); not built in yet",
-            found=config["num_kv_shared_layers"],
-            allowed="full attention with keys and values of its own in every layer",
-            hint=_HINT_FULL,
-        )
+def _recurrent(text: Mapping[str, Any]) -> str | None:
+    """The first name that tells of recurrent, linear-attention or convolution layers."""
+    named = [model_kind(text), *(k for k, v in text.items() if v not in (None, False, 0, []))]
+    return next((name for name in named if _RECURRENT.search(name)), None)
 
 
 def _loading_problems(config: Mapping[str, Any], slug: str) -> Iterable[Problem]:

@@ -7,7 +7,7 @@ names of arguments across transformers versions, which architectures' caches can
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from nbtrain.catalog.architecture import own_cache
 from nbtrain.rollout.cache import (
     KvShape,
     KvStore,
@@ -25,9 +26,10 @@ from nbtrain.rollout.cache import (
 )
 from nbtrain.rollout.lean_lora import LeanLora
 
-__all__ = ["CausalForward", "refuse_unsupported"]
+__all__ = ["CausalForward", "ModelCall", "check_gap", "packs", "refuse_unsupported"]
 
 _ATTENTION = ("sdpa", "eager")
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
 def refuse_unsupported(config: Any, max_context: int) -> None:
@@ -35,61 +37,75 @@ def refuse_unsupported(config: Any, max_context: int) -> None:
 
     A sliding window at least ``max_context`` wide never slides and is let through.
     """
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    window = getattr(config, "sliding_window", None)
-    types = set(getattr(config, "layer_types", None) or ())
-    if not types and window is not None and getattr(config, "use_sliding_window", True):
-        types = {"sliding_attention"}
-    if window is not None and window >= max_context:
-        types.discard("sliding_attention")
-    other = sorted(types - {"full_attention"})
-    if other:
+    reason = own_cache(_described(config), max_context)
+    if reason is not None:
         msg = (
-            f"model type {config.model_type!r} has layers of type {', '.join(other)}, which the "
-            f"ragged sampler cannot hold"
+            f"the model of type {config.model_type!r} {reason}, which the ragged sampler cannot "
+            f"hold at max_context {max_context}"
         )
-        if "sliding_attention" in other:
-            msg += f" (sliding window {window} is below max_context {max_context})"
         raise ValueError(msg)
-    attention = getattr(config, "_attn_implementation", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    attention = getattr(text, "_attn_implementation", None)
     if attention not in _ATTENTION:
         msg = f"attention implementation {attention!r} is not one of {', '.join(_ATTENTION)}"
         raise ValueError(msg)
 
 
-class CausalForward:
-    """Calls a Hugging Face causal LM, wrapped by PEFT or not, for sampling.
+def packs(config: Any, max_context: int) -> bool:
+    """Whether the model takes several sequences in one row, kept apart by a 4D mask.
 
-    The model itself is called, so adapters that are not merged apply. Its KV shape is learned
-    by a first forward pass. Raises ``ValueError`` for a model that cannot be sampled this way.
+    True where every layer attends to all tokens of up to ``max_context``; a recurrent layer
+    would carry its state from one sequence into the next, and a window has a mask of its own.
+    """
+    try:
+        refuse_unsupported(config, max_context)
+    except ValueError:
+        return False
+    return True
+
+
+def _described(config: Any) -> Mapping[str, Any]:
+    """The configuration as its file would state it, with what transformers fills in by itself."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    stated: dict[str, Any] = text.to_dict()
+    stated["layer_types"] = getattr(text, "layer_types", None)
+    return stated
+
+
+def check_gap(ours: Tensor, own: Tensor, dtype: torch.dtype, sampler: str) -> None:
+    """Raise ``ValueError`` when logits with a cache are too far from the model's own without.
+
+    Both are (rows, vocabulary). Catches what no configuration tells: positions taken from
+    elsewhere than ``position_ids``, attention biases of the model's own, state kept in modules.
+    """
+    expected = own.double()
+    gap = float((ours.double() - expected).norm() / (expected - expected.mean()).norm())
+    limit = 0.1 if dtype.itemsize < 4 else 1e-3
+    if not gap <= limit:
+        msg = (
+            f"the model's logits change by {gap:.2g} of their size (allowed: {limit}) when "
+            f"it decodes with the {sampler} sampler's cache"
+        )
+        raise ValueError(msg)
+
+
+class ModelCall:
+    """A Hugging Face causal or image-text LM, wrapped by PEFT or not, called for sampling.
+
+    The model itself is called, so adapters that are not merged apply.
     """
 
-    def __init__(self, model: nn.Module, max_context: int, pad_id: int = 0) -> None:
-        refuse_unsupported(model.config, max_context)
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._pad_id = pad_id
         wrapper: Any = model
         inner = wrapper.get_base_model() if hasattr(model, "get_base_model") else wrapper
         names = inspect.signature(inner.forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self._takes_positions = "position_ids" in names
+        self._cache_name = next((name for name in _CACHE_NAMES if name in names), _CACHE_NAMES[0])
         self._extra = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
         self._states: list[dict[str, Any]] = []
         self.device = next(model.parameters()).device
         self.refresh()
-        with self.inference():
-            try:
-                self.shape, self.vocabulary = self._learn()
-                gap = self._gap()
-            except (TypeError, ValueError, RuntimeError, AttributeError) as exc:
-                msg = f"the model cannot be run with the ragged sampler's cache: {exc}"
-                raise ValueError(msg) from exc
-        limit = 0.1 if self.shape.dtype.itemsize < 4 else 1e-3
-        if not gap <= limit:
-            msg = (
-                f"the model's logits change by {gap:.2g} of their size (allowed: {limit}) when "
-                f"it decodes with the ragged sampler's cache"
-            )
-            raise ValueError(msg)
 
     def refresh(self) -> None:
         """Take in modules added to the model since (an adapter loaded later, say)."""
@@ -110,6 +126,33 @@ class CausalForward:
         finally:
             for state in training:
                 state["training"] = True
+
+    def own_logits(self, ids: Sequence[int]) -> Tensor:
+        """Logits (vocabulary,) after the last id by one pass without any cache."""
+        inputs = torch.tensor([ids], device=self.device)
+        logits: Tensor = self._model(input_ids=inputs, use_cache=False).logits[0, -1]
+        return logits
+
+
+class CausalForward(ModelCall):
+    """Calls a model with keys and values that the ragged sampler holds.
+
+    Their shape is learned by a first forward pass. Raises ``ValueError`` for a model that cannot
+    be sampled this way.
+    """
+
+    def __init__(self, model: nn.Module, max_context: int, pad_id: int = 0) -> None:
+        refuse_unsupported(model.config, max_context)
+        super().__init__(model)
+        self._pad_id = pad_id
+        with self.inference():
+            try:
+                self.shape, self.vocabulary = self._learn()
+                ours, own = self._probe()
+            except (TypeError, ValueError, RuntimeError, AttributeError) as exc:
+                msg = f"the model cannot be run with the ragged sampler's cache: {exc}"
+                raise ValueError(msg) from exc
+        check_gap(ours, own, self.shape.dtype, "ragged")
 
     def __call__(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache) -> Tensor:
         """Logits (rows, vocabulary) after the last column of ``ids`` (rows, columns)."""
@@ -157,23 +200,14 @@ class CausalForward:
             raise ValueError(msg)
         return shape, logits.shape[-1]
 
-    def _gap(self) -> float:
-        """How far logits with our cache are from the model's own without one, relatively.
-
-        Catches what no configuration tells: positions taken from elsewhere than
-        ``position_ids``, attention biases of the model's own, a cache used in another way.
-        """
+    def _probe(self) -> tuple[Tensor, Tensor]:
+        """Logits of two decoded rows with our cache, and the model's own."""
         step = max(1, self.vocabulary // 7)
         long = tuple(place * step % self.vocabulary for place in range(6))
         short = (*long[3:5], long[0])
-        own = [
-            self._model(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]
-            for ids in (long, short)
-        ]
         store = KvStore(self.shape)
         store.append(self.prefill([long[:-1], short[:-1]]), [0, 1], 2, 64)
         cache, mask, positions = store.decode_cache(2, 64)
         last = torch.tensor([long[-1:], short[-1:]], device=self.device)
         ours = self(last, mask, torch.from_numpy(positions).to(self.device), cache)
-        expected = torch.stack(own).double()
-        return float((ours.double() - expected).norm() / (expected - expected.mean()).norm())
+        return ours, torch.stack([self.own_logits(long), self.own_logits(short)])

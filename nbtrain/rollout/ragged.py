@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 
 from nbtrain.rollout.cache import KvStore, PromptBlock
 from nbtrain.rollout.forward import CausalForward
-from nbtrain.rollout.requests import check_request
+from nbtrain.rollout.requests import check_requests, end_table
 from nbtrain.rollout.rows import RowTable, close_gaps
-from nbtrain.rollout.sampling import choose
+from nbtrain.rollout.sampling import choose_rows
 from nbtrain.rollout.types import Finish, Sample, SampleRequest
 
 __all__ = ["RaggedSampler", "SamplerCounts"]
@@ -96,21 +95,15 @@ class RaggedSampler:
         max_context: int,
         kv_budget_bytes: int | None = None,
     ) -> None:
-        if slots < 1 or max_context < 2:
-            msg = f"slots is {slots} and must be at least 1, max_context {max_context} at least 2"
-            raise ValueError(msg)
         self._forward = CausalForward(model, max_context, pad_id or 0)
         self._slots = slots
         self._max_context = max_context
         self._budget = math.inf
         if kv_budget_bytes is not None:
             self._budget = kv_budget_bytes // self._forward.shape.bytes_per_token
-        self._is_end = np.zeros(self._forward.vocabulary, np.bool_)
-        for eos in eos_ids:
-            if not 0 <= eos < self._forward.vocabulary:
-                msg = f"end id {eos} is outside the vocabulary of {self._forward.vocabulary}"
-                raise ValueError(msg)
-            self._is_end[eos] = True
+        self._is_end = end_table(
+            eos_ids, self._forward.vocabulary, slots=slots, max_context=max_context
+        )
         self._queue: deque[_Queued] = deque()
         self._prompts: dict[tuple[int, ...], _Prompt] = {}
         self._ids: set[int] = set()
@@ -150,14 +143,8 @@ class RaggedSampler:
         leaves no room for a token or holds an unknown id, a parameter is out of range, or a
         request alone exceeds the memory budget.
         """
-        queued: list[_Queued] = []
-        new: set[int] = set()
-        for request in requests:
-            if request.request_id in self._ids or request.request_id in new:
-                msg = f"request id {request.request_id} is taken"
-                raise ValueError(msg)
-            new.add(request.request_id)
-            queued.append(self._checked(request))
+        check_requests(requests, self._ids, self._max_context, self._forward.vocabulary)
+        queued = [self._checked(request) for request in requests]
         if not self._ids:
             self._forward.refresh()
         for item in queued:
@@ -165,7 +152,7 @@ class RaggedSampler:
             prompt.waiting += 1
             item.prompt = prompt
         self._queue.extend(queued)
-        self._ids |= new
+        self._ids.update(request.request_id for request in requests)
 
     def step(self) -> list[Sample]:
         """Sample one token for every admitted request and return those that finished.
@@ -178,7 +165,7 @@ class RaggedSampler:
             batch = self._admit()
             self._prefill(batch)
             logits = self._advance(batch)
-            ids, logprobs = self._choose(logits)
+            ids, logprobs = choose_rows(logits, self._rows.next_uniforms(), self._rows.settings)
             finished = self._rows.record(ids, logprobs, self._version, self._is_end)
             self._last = ids
             samples = [self._rows.sample(row, finish) for row, finish in finished]
@@ -231,7 +218,6 @@ class RaggedSampler:
             prompt.block = None
 
     def _checked(self, request: SampleRequest) -> _Queued:
-        check_request(request, self._max_context, self._forward.vocabulary)
         prompt = request.prompt_ids
         limit = min(request.max_new_tokens, self._max_context - len(prompt))
         queued = _Queued(request, _Prompt(prompt), limit)
@@ -325,25 +311,6 @@ class RaggedSampler:
             for item in items:
                 self._leave_queue(item.prompt)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
-
-    def _choose(self, logits: Tensor) -> tuple[Ids, npt.NDArray[np.floating[Any]]]:
-        """Ids and log-probs of every row's next token, on the host."""
-        uniform = torch.from_numpy(self._rows.next_uniforms()).to(logits.device)
-        settings = self._rows.settings
-        if settings.count(settings[0]) == len(settings):
-            ids, logprobs = choose(logits, uniform, *settings[0])
-        else:
-            ids = torch.empty(len(settings), dtype=torch.long, device=logits.device)
-            logprobs = torch.empty(len(settings), dtype=torch.double, device=logits.device)
-            for same in dict.fromkeys(settings):
-                rows = [row for row, each in enumerate(settings) if each == same]
-                some = choose(logits[rows], uniform[rows], *same)
-                ids[rows], logprobs[rows] = some[0], some[1].double()
-        if ids.device.type == "cpu":
-            return ids.numpy(), logprobs.numpy()
-        # One transfer, one wait for the device: float64 holds every id exactly.
-        both = torch.stack((ids.double(), logprobs.double())).cpu().numpy()
-        return both[0].astype(np.int64), both[1]
 
     def _drop(self, dead: list[int]) -> None:
         if not dead:

@@ -3,10 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from nbtrain.rollout.types import SampleRequest
 
-__all__ = ["check_request"]
+__all__ = ["check_request", "check_requests", "end_table"]
+
+
+def end_table(
+    eos_ids: Collection[int], vocabulary: int, *, slots: int, max_context: int
+) -> npt.NDArray[np.bool_]:
+    """Which ids end a reply, (vocabulary,). Raises ``ValueError`` for an argument out of range."""
+    if slots < 1 or max_context < 2:
+        msg = f"slots is {slots} and must be at least 1, max_context {max_context} at least 2"
+        raise ValueError(msg)
+    is_end = np.zeros(vocabulary, np.bool_)
+    for eos in eos_ids:
+        if not 0 <= eos < vocabulary:
+            msg = f"end id {eos} is outside the vocabulary of {vocabulary}"
+            raise ValueError(msg)
+        is_end[eos] = True
+    return is_end
+
+
+def check_requests(
+    requests: Sequence[SampleRequest], taken: Collection[int], max_context: int, vocabulary: int
+) -> None:
+    """:func:`check_request` for each; their ids must differ from one another and the taken."""
+    new: set[int] = set()
+    for request in requests:
+        if request.request_id in taken or request.request_id in new:
+            msg = f"request id {request.request_id} is taken"
+            raise ValueError(msg)
+        new.add(request.request_id)
+        check_request(request, max_context, vocabulary)
 
 
 def check_request(request: SampleRequest, max_context: int, vocabulary: int) -> None:

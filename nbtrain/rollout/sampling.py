@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["UNIFORMS_PER_BLOCK", "choose", "uniforms"]
+__all__ = ["UNIFORMS_PER_BLOCK", "choose", "choose_rows", "uniforms"]
 
 UNIFORMS_PER_BLOCK = 64
 
@@ -63,6 +63,29 @@ def choose(
         allowed = _cut(probabilities, top_p, top_k)
     ids = _inverse_cdf(allowed, uniform)
     return ids, probabilities.gather(-1, ids[:, None]).squeeze(-1).log()
+
+
+def choose_rows(
+    logits: Tensor,
+    uniform: npt.NDArray[np.float64],
+    settings: Sequence[tuple[float, float, int]],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floating]]:
+    """:func:`choose` for rows each with a temperature, top-p and top-k of its own; on the host."""
+    drawn = torch.from_numpy(uniform).to(logits.device)
+    if settings.count(settings[0]) == len(settings):
+        ids, logprobs = choose(logits, drawn, *settings[0])
+    else:
+        ids = torch.empty(len(settings), dtype=torch.long, device=logits.device)
+        logprobs = torch.empty(len(settings), dtype=torch.double, device=logits.device)
+        for same in dict.fromkeys(settings):
+            rows = [row for row, each in enumerate(settings) if each == same]
+            some = choose(logits[rows], drawn[rows], *same)
+            ids[rows], logprobs[rows] = some[0], some[1].double()
+    if ids.device.type == "cpu":
+        return ids.numpy(), logprobs.numpy()
+    # One transfer, one wait for the device: float64 holds every id exactly.
+    both = torch.stack((ids.double(), logprobs.double())).cpu().numpy()
+    return both[0].astype(np.int64), both[1]
 
 
 def _cut(probabilities: Tensor, top_p: float, top_k: int) -> Tensor:

@@ -1,0 +1,127 @@
+"""Loading a base model of any architecture, and which of its modules an adapter is for.
+
+Text models come as causal language models; image-text models whole, as their checkpoints are
+laid out, though only the language backbone is ever called and trained.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
+from transformers.pytorch_utils import Conv1D
+
+from nbtrain.errors import Problem, StartChecksFailed
+
+__all__ = ["language_target", "load_base"]
+
+_NO_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""Model types for which PEFT refuses ``out_proj``: a fused kernel reads its weight past it."""
+
+
+def load_base(folder: Path, *, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """The base model of a local folder, in eval mode, with scaled dot-product attention.
+
+    Raises
+    ------
+    StartChecksFailed
+        For an encoder-decoder, and for a model with neither a causal nor an image-text class.
+    """
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    model: Any = _loader(config).from_pretrained(
+        folder, config=config, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+    )
+    model.to(device)
+    model.config.use_cache = True
+    loaded: nn.Module = model.eval()
+    return loaded
+
+
+def language_target(model: nn.Module) -> str:
+    """PEFT's ``target_modules`` for every linear layer of the language backbone.
+
+    ``"all-linear"`` where that says it, else a regular expression over whole module paths. Left
+    out are the output head; vision tower and projector of image-text models; and the recurrent
+    layers' modules whose weights are read without calling them, so that an adapter on them
+    would never take part.
+
+    Raises ``ValueError`` when there is no linear layer in the backbone.
+    """
+    base: Any = model
+    inside = _backbone(base)
+    head = base.get_output_embeddings()
+    modules = dict(model.named_modules())
+    linear = {
+        name
+        for name, module in modules.items()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    }
+    chosen = {
+        name
+        for name in linear
+        if name.startswith(inside) and not _bypassed(name, modules, base.config.model_type)
+    }
+    if not chosen:
+        msg = f"{type(model).__name__} has no linear layer in its language backbone"
+        raise ValueError(msg)
+    return "all-linear" if chosen == linear else _pattern(chosen, set(modules))
+
+
+def _loader(config: Any) -> Any:
+    encodes = bool(getattr(config, "is_encoder_decoder", False))
+    if not encodes:
+        # Some image-text configurations have a causal class too; published checkpoints are laid
+        # out for the whole model.
+        if (
+            hasattr(config, "vision_config")
+            and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        ):
+            return AutoModelForImageTextToText
+        if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            return AutoModelForCausalLM
+    said = "is an encoder-decoder" if encodes else "has no causal and no image-text class"
+    raise StartChecksFailed(
+        [
+            Problem(
+                field="base_model_slug",
+                message=f"the model of type {config.model_type!r} {said}",
+                found=config.model_type,
+                allowed="causal language models, and image-text models, which are trained on text",
+            )
+        ]
+    )
+
+
+def _backbone(model: Any) -> str:
+    """What paths of modules in the language backbone begin with; empty where all is language."""
+    if not hasattr(model.config, "vision_config"):
+        return ""
+    decoder = model.get_decoder()
+    if decoder is model:
+        msg = f"{type(model).__name__} does not tell its language backbone from the rest"
+        raise ValueError(msg)
+    names = (name for name, module in model.named_modules() if module is decoder)
+    return f"{next(names)}."
+
+
+def _bypassed(name: str, modules: dict[str, nn.Module], model_type: str) -> bool:
+    parent, _, own = name.rpartition(".")
+    if own == "dt_proj":
+        return hasattr(modules[parent], "conv1d")
+    return own == "out_proj" and model_type in _NO_OUT_PROJ
+
+
+def _pattern(chosen: set[str], modules: set[str]) -> str:
+    """A regular expression that matches exactly the chosen paths, of whatever layer number."""
+    generic = "|".join(sorted({re.sub(r"\d+", r"\\d+", re.escape(name)) for name in chosen}))
+    if {name for name in modules if re.fullmatch(generic, name)} == chosen:
+        return generic
+    return "|".join(re.escape(name) for name in sorted(chosen))
