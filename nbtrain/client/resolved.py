@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import lineage
@@ -14,6 +15,8 @@ from nbtrain.plan.resolved import ResolvedPlan
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from nbtrain.plan.preflight import Estimate
 
 __all__ = ["ResolvedView", "ShownPlan"]
 
@@ -30,11 +33,22 @@ class ResolvedView:
         plan: ResolvedPlan,
         parent: ResolvedPlan | None = None,
         given: Mapping[str, Any] | None = None,
+        *,
+        estimate: Callable[[], Estimate] | None = None,
     ) -> None:
         self.plan = plan
         self.given = dict(given or {})
         """The plan as it was stated, as JSON: the ``options`` and the ``arguments`` beside them."""
         self._parent = parent
+        self._how = estimate
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """What the run will take: trajectories, tokens, validation, memory and time."""
+        if self._how is None:
+            msg = "this plan stands alone: client.training.estimate(...) tells what it takes"
+            raise AttributeError(msg)
+        return self._how()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -121,7 +135,8 @@ class ResolvedView:
             for name, value, origin, note in rows
         ]
         rest = len(self.plan.settings) - len(rows)
-        return "\n".join([*self._head(), *lines, f"  {rest} options at their defaults"])
+        told = [repr(self.estimate)] if self._how is not None else []
+        return "\n".join([*self._head(), *lines, f"  {rest} options at their defaults", *told])
 
     def _repr_html_(self) -> str:
         cell = 'style="text-align:left;padding:1px 10px 1px 0"'
@@ -137,6 +152,7 @@ class ResolvedView:
             '<table style="border-collapse:collapse;font-size:inherit;color:inherit">'
             f"<thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>"
             f"<div>{rest} options at their defaults</div></div>"
+            + (self.estimate._repr_html_() if self._how is not None else "")
         )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nbtrain.client.parts import Parts
+    from nbtrain.plan.preflight import Estimate
 
 __all__ = ["Checkpoints", "OptionsListing", "Rewards", "Runs", "Training"]
 
@@ -107,7 +108,64 @@ class Training:
             "parent_checkpoint_id": parent_checkpoint_id, "display_name": display_name,
             "algorithm": algorithm, "load_weights_only": load_weights_only,
         }  # fmt: skip
-        return ResolvedView(plan, self._parent_plan(plan), as_given(options or {}, arguments))
+        return ResolvedView(
+            plan,
+            self._parent_plan(plan),
+            as_given(options or {}, arguments),
+            estimate=lambda: self._estimate(plan),
+        )
+
+    def estimate(
+        self,
+        descriptor: object = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        bench_id: object = None,
+        base_model_slug: object = None,
+        parent_checkpoint_id: object = None,
+        display_name: str | None = None,
+        algorithm: str | None = None,
+        load_weights_only: bool | None = None,
+    ) -> Estimate:
+        """What such a run would take: trajectories, tokens, validation, memory and time.
+
+        Nothing is started or stored. Time is only told where earlier runs of the base model on
+        this machine were measured. Raises :class:`PlanRefused` as :meth:`resolve` does.
+        """
+        return self.resolve(
+            descriptor,
+            options=options,
+            bench_id=bench_id,
+            base_model_slug=base_model_slug,
+            parent_checkpoint_id=parent_checkpoint_id,
+            display_name=display_name,
+            algorithm=algorithm,
+            load_weights_only=load_weights_only,
+        ).estimate
+
+    def estimate_of(self, run: RunRef) -> Estimate:
+        """What the plan of a run takes, going by what is measured by now."""
+        return self._estimate(self._parts.run(run).plan)
+
+    def _estimate(self, plan: ResolvedPlan) -> Estimate:
+        from nbtrain.client.machine import free_bytes
+        from nbtrain.client.measured import earlier_runs
+        from nbtrain.plan.memory import ranks_of
+        from nbtrain.plan.preflight import estimate
+
+        registry = self._parts.registry
+        machine = registry.machine()
+        free = free_bytes(machine)
+        if free is not None and not machine.gpus:
+            free //= ranks_of(plan)  # ranks on the CPU share its memory
+        workload = registry.workload(plan.workload.workload_id)
+        return estimate(
+            plan,
+            registry.base_model(plan.base_model.slug),
+            measured=earlier_runs(self._parts.store, plan.base_model.fingerprint),
+            free_bytes=free,
+            turns=getattr(workload, "environment", None) is not None,
+        )
 
     def _parent_plan(self, plan: ResolvedPlan) -> ResolvedPlan | None:
         if plan.parent is None:

@@ -145,6 +145,10 @@ def _checkpoints(_: Any, refs: list[Any], __: ParsedLine) -> Any:
     return _for_reading(_run(refs[0]).checkpoints, first)
 
 
+def _estimate(_: Any, refs: list[Any], __: ParsedLine) -> Any:
+    return default_client().training.estimate_of(refs[0])
+
+
 def _options(_: Any, models: list[Any], line: ParsedLine) -> Any:
     client = default_client()
     mode: Mode = "training"
@@ -187,6 +191,7 @@ _COMMANDS: dict[str, tuple[tuple[Flag, ...], int, int, _Command]] = {
     "wait": ((_TIMEOUT,), 1, 1, _wait),
     "cancel": ((), 1, 1, _cancel),
     "checkpoints": ((), 1, 1, _checkpoints),
+    "estimate": ((), 1, 1, _estimate),
     "options": ((_MODE,), 0, 1, _options),
     "help": ((), 0, 0, _help),
 }

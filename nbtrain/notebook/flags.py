@@ -19,7 +19,7 @@ TRAIN = (
     Flag("--into", "VAR", "the variable that holds the run; without it the run is _"),
     Flag("--wait", None, "return when the run is over, and fail if it failed; an interrupt only "
          "stops the waiting"),
-    Flag("--dry-run", None, "show the resolved plan; nothing is started"),
+    Flag("--dry-run", None, "show the resolved plan and what it will take; nothing is started"),
     Flag("--new", None, "train again, even if a run of this name has the same plan"),
 )  # fmt: skip
 
@@ -31,7 +31,7 @@ LATER = {
 """Flags that are refused by name."""
 
 NOT_YET = (
-    "pause", "resume", "branch", "compare", "evaluate", "estimate", "report", "workloads",
+    "pause", "resume", "branch", "compare", "evaluate", "report", "workloads",
     "datasets", "models", "doctor",
 )  # fmt: skip
 """Subcommands of ``%train`` that are refused by name."""

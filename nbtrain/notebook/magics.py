@@ -88,8 +88,11 @@ class TrainMagics(Magics):  # type: ignore[misc]
         same = None if plan.new else training.find_same(view)
         if same is None:
             others = training.runs.still_running(view.plan.display_name)
-            notes = tuple(f"another {other.title} is still running" for other in others)
-            return training.launch(view, text=plan.text.whole), notes
+            notes = [f"another {other.title} is still running" for other in others]
+            expected = view.estimate
+            notes += [expected.line, *expected.ends_early]
+            notes += [f"hint: {warning}" for warning in expected.warnings]
+            return training.launch(view, text=plan.text.whole), tuple(notes)
         told = (
             f"attached to {same.title}, {same.status}: the newest run of this name has the same "
             "plan; --new trains again"
@@ -116,6 +119,8 @@ class TrainMagics(Magics):  # type: ignore[misc]
             %train cancel RUN                stop it; its checkpoints stay
             %train checkpoints RUN           its checkpoints with their held-out reward
             %train options [MODEL]           every option of %%train
+            %train estimate RUN              what a run like this takes; %%train --dry-run
+                                             tells it of a plan that is not started
             %train help                      this text
 
         RUN is a name (its newest run), an id, a prefix of an id, ``$name`` of a Run, or ``_``. A

@@ -1,0 +1,260 @@
+"""What can be known of a run before anything is spent: trajectories, tokens, memory and time."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from nbtrain.plan.defaults import budgets, validation_on
+from nbtrain.plan.fields import show
+from nbtrain.plan.memory import Memory, memory_of, memory_problem, ranks_of, size
+from nbtrain.plan.registry import BaseModelInfo
+from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.plan.rules import validation_rounds
+
+__all__ = ["Estimate", "Measured", "about", "duration", "estimate"]
+
+PROMPT_TOKENS = 512
+"""Length of a prompt that is assumed where nobody has counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What earlier runs of the same base model on this machine took, on average.
+
+    ``surplus`` are the trajectories sampled for one that a step used, at least 1.
+    """
+
+    runs: int
+    tokens_per_trajectory: float
+    seconds_per_trajectory: float
+    surplus: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a run will take, as figures and as sentences.
+
+    Trajectories of training are those that updates use; groups that teach nothing are sampled on
+    top. ``max_output_tokens`` is a bound; ``expected_output_tokens`` and ``seconds`` are ``None``
+    without earlier runs to go by, ``memory`` (bytes of one rank) where the model's headers tell
+    too little. ``ends_early`` are the budgets that would end the run before its last step.
+    """
+
+    steps: int
+    trajectories_per_step: int
+    trajectories: int
+    in_flight: int
+    max_staleness: int
+    ranks: int
+    validation_rounds: int
+    trajectories_per_round: int
+    validation_trajectories: int
+    max_output_tokens: int
+    expected_output_tokens: int | None
+    seconds: float | None
+    memory: Memory | None
+    free_bytes: int | None
+    measured: Measured | None
+    ends_early: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def all_trajectories(self) -> int:
+        """Those of training and of validation together."""
+        return self.trajectories + self.validation_trajectories
+
+    def figures(self) -> dict[str, Any]:
+        """Every figure by name, as JSON."""
+        return asdict(self)
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        parts = [f"about {show(about(self.trajectories))} trajectories to train on"]
+        if self.validation_rounds:
+            parts.append(
+                f"about {show(about(self.validation_trajectories))} in {self.validation_rounds} "
+                "validation rounds"
+            )
+        if self.expected_output_tokens is None:
+            parts.append(f"at most {show(about(self.max_output_tokens))} output tokens")
+        else:
+            parts.append(f"about {show(about(self.expected_output_tokens))} output tokens")
+        if self.seconds is not None:
+            parts.append(f"about {duration(self.seconds)}")
+        return "expected: " + ", ".join(parts)
+
+    def sentences(self) -> list[str]:
+        """What is known, a sentence each."""
+        stale = (
+            f"none begun more than {self.max_staleness} updates ago"
+            if self.max_staleness
+            else "each step sampled by the policy that it updates"
+        )
+        told = [
+            f"{show(self.steps)} steps of {show(self.trajectories_per_step)} trajectories: "
+            f"{show(self.trajectories)} to train on, and more where groups teach nothing",
+            f"up to {show(self.in_flight)} trajectories in flight, {stale}",
+            self._of_validation(),
+            self._of_tokens(),
+            self._of_memory(),
+            self._of_time(),
+        ]
+        return [*told, *self.ends_early, *(f"hint: {warning}" for warning in self.warnings)]
+
+    def _of_validation(self) -> str:
+        if not self.validation_rounds:
+            return "no validation"
+        return (
+            f"{show(self.validation_rounds)} validation rounds of "
+            f"{show(self.trajectories_per_round)} trajectories: "
+            f"{show(self.validation_trajectories)} "
+            f"(about {show(about(self.validation_trajectories))})"
+        )
+
+    def _of_tokens(self) -> str:
+        most = f"at most {show(self.max_output_tokens)} output tokens"
+        if self.expected_output_tokens is None:
+            return most
+        return f"about {show(about(self.expected_output_tokens))} output tokens expected, {most}"
+
+    def _of_memory(self) -> str:
+        memory, each = self.memory, " in each rank" if self.ranks > 1 else ""
+        if memory is None:
+            return "memory unknown: the model's headers do not tell its dimensions"
+        free = "" if self.free_bytes is None else f", {size(self.free_bytes)} free now"
+        return (
+            f"about {size(memory.peak(self.free_bytes))} of memory{each} with the longest replies "
+            f"({size(memory.weights)} base model, {size(memory.adapter)} adapter and optimizer, "
+            f"{size(memory.loss)} loss, {size(memory.kv_one)} keys and values for each of up to "
+            f"{show(self.in_flight)} replies){free}"
+        )
+
+    def _of_time(self) -> str:
+        if self.seconds is None or self.measured is None:
+            return "time unknown until the first step: no earlier run of this model here"
+        runs = "1 earlier run" if self.measured.runs == 1 else f"{self.measured.runs} earlier runs"
+        return f"about {duration(self.seconds)}, going by {runs} of this model on this machine"
+
+    def __repr__(self) -> str:
+        return "\n".join(["expected of this run", *(f"  {each}" for each in self.sentences())])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<li>{html.escape(each)}</li>" for each in self.sentences())
+        return (
+            '<div style="font-family:sans-serif;font-size:13px">expected of this run'
+            f'<ul style="margin:2px 0 0 0">{rows}</ul></div>'
+        )
+
+
+def estimate(
+    plan: ResolvedPlan,
+    model: BaseModelInfo,
+    *,
+    measured: Measured | None = None,
+    free_bytes: int | None = None,
+    turns: bool = False,
+    prompt_tokens: int = PROMPT_TOKENS,
+) -> Estimate:
+    """What ``plan`` will take.
+
+    ``turns`` says whether an environment gives trajectories several turns, ``prompt_tokens`` how
+    long prompts are, ``free_bytes`` what one rank could use before the model is loaded.
+    """
+    steps = plan.total_steps - plan.start_step
+    per_step = plan["batch_size"] * plan["group_size"]
+    rounds, per_round = _validation(plan)
+    longest = longest_reply(plan, model, turns=turns)
+    train, held_out = steps * per_step, rounds * per_round
+    tokens = train * _mean_limit(plan, longest)
+    tokens += held_out * longest_reply(plan, model, turns=turns, prefix="val_")
+    stale = plan["max_staleness"]
+    concurrent = plan["max_concurrent_trajectories"]
+    memory = memory_of(plan, model, longest=longest, prompt_tokens=prompt_tokens)
+    told = memory_problem(memory, free_bytes)
+    expected = seconds = None
+    if measured is not None:
+        sampled = train * measured.surplus + held_out
+        each = min(measured.tokens_per_trajectory, longest)
+        expected = round(sampled * each)
+        shorter = each / measured.tokens_per_trajectory if measured.tokens_per_trajectory else 1.0
+        seconds = sampled * measured.seconds_per_trajectory * shorter
+    return Estimate(
+        steps=steps,
+        trajectories_per_step=per_step,
+        trajectories=train,
+        in_flight=concurrent if stale else min(concurrent, per_step),
+        max_staleness=stale,
+        ranks=ranks_of(plan),
+        validation_rounds=rounds,
+        trajectories_per_round=per_round,
+        validation_trajectories=held_out,
+        max_output_tokens=tokens,
+        expected_output_tokens=expected,
+        seconds=seconds,
+        memory=memory,
+        free_bytes=free_bytes,
+        measured=measured,
+        ends_early=tuple(_early(plan, train, expected, seconds)),
+        warnings=() if told is None else (told if isinstance(told, str) else str(told),),
+    )
+
+
+def longest_reply(
+    plan: ResolvedPlan, model: BaseModelInfo, *, turns: bool, prefix: str = ""
+) -> int:
+    """Most output tokens that a trajectory can have; without ``turns`` it has one reply."""
+    limit: int = min(plan[f"{prefix}max_output_tokens_per_trajectory"], model.max_context)
+    return limit if turns else min(limit, plan[f"{prefix}max_output_tokens_per_turn"])
+
+
+def _mean_limit(plan: ResolvedPlan, longest: int) -> int:
+    """Tokens that a training trajectory may have, on average over the budgets, rounded up."""
+    if not plan["density_aware_training"]:
+        return longest
+    given = budgets(plan["max_output_tokens_per_trajectory"])
+    return -(-sum(min(budget, longest) for budget in given) // len(given))
+
+
+def _validation(plan: ResolvedPlan) -> tuple[int, int]:
+    """Rounds, and trajectories of each."""
+    if not validation_on(plan.options):
+        return 0, 0
+    rounds = validation_rounds(plan.start_step, plan.total_steps, plan["val_interval_steps"])
+    tasks = min(plan["val_num_tasks"], plan.workload.held_out_tasks)
+    return rounds, tasks * plan["val_trajectories_per_task"]
+
+
+def _early(
+    plan: ResolvedPlan, trajectories: int, tokens: int | None, seconds: float | None
+) -> list[str]:
+    """The budgets that are used up before the last step."""
+    wanted = {
+        "max_total_trajectories": trajectories,
+        "max_total_output_tokens": tokens,
+        "max_wall_clock_seconds": seconds,
+    }
+    told = []
+    for name, count in wanted.items():
+        limit = plan[name]
+        if limit is not None and count is not None and count > limit:
+            steps = int((plan.total_steps - plan.start_step) * limit / count)
+            told.append(f"{name} {show(limit)} ends the run early, after about {show(steps)} steps")
+    return told
+
+
+def about(count: int) -> int:
+    """``count`` to two significant digits."""
+    return round(count, 2 - len(str(abs(count))))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: ``40 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
