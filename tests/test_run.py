@@ -161,7 +161,7 @@ def test_cancel_asks_once_and_leaves_an_ended_run_alone(client: Client, run: Run
 
 
 @pytest.mark.parametrize(
-    "name", ["pause", "resume", "branch", "evaluate", "report", "export", "panel", "diagnose"]
+    "name", ["pause", "resume", "branch", "evaluate", "report", "export", "panel"]
 )
 def test_what_comes_later_is_refused_by_name(run: Run, name: str) -> None:
     with pytest.raises(NotBuiltYet, match=rf"Run\.{name} is not built yet"):

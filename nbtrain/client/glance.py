@@ -32,6 +32,9 @@ __all__ = ["Glance", "first_and_last", "number"]
 
 _SHARE = 0.05  # of a core that pictures may take: one that cost 0.1 s is followed by 2 s without
 _LONGEST_WITHOUT = 5.0  # seconds; the first picture also pays for loading matplotlib
+_DIAGNOSED = 10.0  # seconds between two diagnoses
+_FEW_STEPS = 3  # that say nothing yet
+_SAID = frozenset(("failed", "unresponsive", "no weight changed", "ungraded"))
 _LOOK_BACK = 8  # keys of steps
 _NEWEST = 512  # trajectories among which the most frequent error is looked for
 _COUNTED = {
@@ -60,6 +63,9 @@ class Glance:
         self._pictured: object = None
         self._next_picture = 0.0
         self._fixed = False
+        self._problem: str | None = None
+        self._diagnosed: object = None
+        self._next_look = 0.0
 
     def _forget(self) -> None:
         self._attempt = 0
@@ -156,8 +162,27 @@ class Glance:
                 for c in found
             ],
             last_groups=dict(self._groups),
+            problem=self._found(row, seen),
             notes=self._told(row),
         )  # fmt: skip
+
+    def _found(self, row: StoredRun, seen: Liveness) -> str | None:
+        """The worst of what a diagnosis finds, but for what the summary says anyway.
+
+        Looked for again when a step came, at most once in :data:`_DIAGNOSED` seconds until the
+        run is over.
+        """
+        state = (row.attempt, row.completed_steps, row.ended_for_good)
+        if state != self._diagnosed and (row.ended_for_good or time.monotonic() >= self._next_look):
+            from nbtrain.client.diagnosis import diagnose, gather
+
+            few = row.completed_steps - row.start_step < _FEW_STEPS and not row.ended_for_good
+            found = [] if few else diagnose(gather(self._store, row, seen)).problems
+            worst = [finding.sentence for finding in found if finding.rule not in _SAID]
+            self._problem = worst[0] if worst else None
+            self._diagnosed = state
+            self._next_look = time.monotonic() + _DIAGNOSED
+        return self._problem
 
     def _told(self, row: StoredRun) -> list[str]:
         if self._notes is None:

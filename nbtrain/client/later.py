@@ -45,10 +45,6 @@ class NotYet:
         """Refused by name."""
         refuse("Run.panel", "%train watch RUN follows a run in place")
 
-    def diagnose(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.diagnose")
-
     def __dir__(self) -> list[str]:
         """What this version has."""
         return [name for name in super().__dir__() if name not in _LATER]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from nbtrain.client.glance import Glance
     from nbtrain.jobs.liveness import Liveness
+    from nbtrain.report.findings import Diagnosis
     from nbtrain.store import Row, Store, StoredRun
 
 __all__ = ["RUN_COLUMNS", "Run", "RunListing"]
@@ -281,6 +282,17 @@ class Run(NotYet):
                 )
             raise NotFound(msg)
         return found
+
+    def diagnose(self) -> Diagnosis:
+        """Why is nothing happening? Findings with figures and samples, the most important first.
+
+        Each has a severity (problem, hint, fine), a sentence and a suggestion that names the
+        options to change; ``.frame`` is a table of them. Works during a run and after it; about
+        120 steps spread over the run and its newest groups and trajectories are looked at.
+        """
+        from nbtrain.client.diagnosis import diagnose, gather
+
+        return diagnose(gather(self._store, *self._look()))
 
     # Picture
 

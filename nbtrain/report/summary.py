@@ -70,6 +70,7 @@ class RunSummary:
     held_out: list[HeldOut] = field(default_factory=list)
     checkpoints: list[CheckpointLine] = field(default_factory=list)
     last_groups: dict[str, int] = field(default_factory=dict)
+    problem: str | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -214,6 +215,8 @@ def movement(summary: RunSummary) -> list[str]:
     if summary.last_groups:
         told = ", ".join(f"{n} {what}" for what, n in summary.last_groups.items())
         lines.append(f"groups of the last step: {told}")
+    if summary.problem:
+        lines.append(f"problem: {summary.problem} (run.diagnose() says more)")
     return lines
 
 
