@@ -1,85 +1,85 @@
 """The collector: assembles one step's batch of eligible groups.
 
-At ``max_staleness`` 0 collection follows a logical clock. Waves of whole groups are drawn in task
-order, epoch after epoch; a wave is graded completely before the next is drawn; the batch is the
-first ``batch_size`` eligible groups in the order they were drawn. Nothing is decided by the time
-at which a grade arrives, so a run repeats, and resumes, bit for bit.
+At ``max_staleness`` 0 collection follows a logical clock (``_waves``). Waves of whole groups are
+drawn in task order; a wave is graded completely before the next is drawn; the batch is the first
+``batch_size`` eligible groups in the order they were drawn. Nothing is decided by the time at
+which a grade arrives, so a run repeats, and resumes, bit for bit. A wave draws exactly the groups
+that are missing: what is eligible beyond the batch could never be used.
 
-A wave draws exactly the groups that are missing. Drawing more would keep the last waves wider, but
-what is eligible beyond the batch could never be used: its policy is gone after the update.
+Above 0, trajectories stay in flight across updates (``_ahead``): groups are used as they
+complete, those that began under the oldest policy first; surplus eligible ones wait as pending.
+After an update, what began more than ``max_staleness`` updates ago is cancelled in flight and
+discarded when it is complete.
 
-Task order is a permutation keyed by (seed, epoch), and every trajectory has a random stream keyed
-by (seed, task, epoch, sample): the collector's whole state is a cursor and its counters.
+Several ranks draw positions r modulo W. What each round brought is gathered, so that every rank
+knows every group, takes the same decisions, and trains on the groups that it sampled itself.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from nbtrain.rollout.admission import (
-    Admission,
-    AdmissionRules,
-    GroupOutcome,
-    GroupVerdict,
-    admit,
-    advantages,
-    judge,
-)
-from nbtrain.rollout.rollouts import Rollouts, Sampling, Spent
+from nbtrain.rollout.admission import AdmissionRules, GroupOutcome
+from nbtrain.rollout.draws import Draw, Draws
+from nbtrain.rollout.flight import Flight, Spent
+from nbtrain.rollout.judging import JudgedGroup, judged_group, rejudged
+from nbtrain.rollout.limits import Sampling, under_budget
+from nbtrain.rollout.pending import group_from_json, group_to_json
+from nbtrain.rollout.ranks import Alone, Ranks
 from nbtrain.rollout.types import Group, TaskView, TerminationReason
 
-TRAINING_STREAM = 0
-VALIDATION_STREAM = 1
+__all__ = ["Batch", "Closing", "Collector", "CollectorSettings", "JudgedGroup"]
 
+_ROUND_SECONDS = 0.1
+"""How long several ranks sample before they tell each other what came of it."""
 
-@dataclass(slots=True)
-class JudgedGroup:
-    """A group with its verdict. The lists run parallel to ``group.trajectories``.
-
-    ``advantages`` is 0 for trajectories that are not eligible; they are not in the batch.
-    """
-
-    group: Group
-    admissions: list[Admission]
-    verdict: GroupVerdict
-    advantages: list[float]
-    outcome: GroupOutcome
-    why: str
+_OVER = (TerminationReason.STALE, TerminationReason.CANCELLED)
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one collection brought: every completed group, the ones to train on, and its end.
+    """What one collection brought.
 
-    ``cut_short`` says why collection ended before ``batch_size`` eligible groups, else ``None``.
-    ``barren`` is true when a full pass over the tasks ended it without one eligible group,
-    ``grading_failed`` when that was because grades did not come.
+    ``groups`` completed in this step, ``used`` are those to train on, which may have completed
+    earlier; ``cancelled`` never completed. ``changed`` completed in earlier steps and found their
+    place in this one. ``cut_short`` says why collection ended before ``batch_size`` eligible
+    groups; ``barren`` is true when a full pass over the tasks ended it without one,
+    ``grading_failed`` when that was because grades did not come, ``ended`` names the budget that
+    ends the run.
     """
 
     step: int
     groups: list[JudgedGroup] = field(default_factory=list)
+    used: list[JudgedGroup] = field(default_factory=list)
+    changed: list[JudgedGroup] = field(default_factory=list)
     cancelled: list[Group] = field(default_factory=list)
     cut_short: str | None = None
     barren: bool = False
     grading_failed: bool = False
+    ended: str | None = None
     seconds: float = 0.0
     spent: Spent = field(default_factory=Spent)
 
-    @property
-    def used(self) -> list[JudgedGroup]:
-        """The groups to train on, in the order drawn."""
-        return [judged for judged in self.groups if judged.outcome is GroupOutcome.USED]
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What a run leaves behind at its end: groups in flight, and pending ones, now discarded."""
+
+    cancelled: list[Group]
+    discarded: list[JudgedGroup]
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorSettings:
-    """What the collector needs of the plan. Timeouts in seconds."""
+    """What the collector needs of the plan. Timeouts in seconds.
+
+    ``budgets`` are the output-token budgets of density-aware training, empty without it.
+    ``most_ungraded`` groups may wait for their grades at a time.
+    """
 
     batch_size: int
     group_size: int
@@ -88,6 +88,9 @@ class CollectorSettings:
     seed: int
     rules: AdmissionRules
     sampling: Sampling
+    max_staleness: int = 0
+    budgets: tuple[int, ...] = ()
+    most_ungraded: int = 512
 
 
 class Collector:
@@ -96,93 +99,321 @@ class Collector:
     def __init__(
         self,
         tasks: Sequence[TaskView],
-        rollouts: Rollouts,
+        flight: Flight,
         settings: CollectorSettings,
         *,
+        ranks: Ranks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tasks = list(tasks)
-        self._rollouts = rollouts
+        self._flight = flight
         self._settings = settings
+        self._ranks = ranks or Alone()
         self._clock = clock
-        self._cursor = 0
-        self._groups = 0
-        self._trajectories = 0
-        self._order: tuple[int, list[int]] | None = None
+        self._count = len(tasks)
+        self._draws = Draws(
+            tasks,
+            seed=settings.seed,
+            group_size=settings.group_size,
+            budgets=settings.budgets,
+        )
+        self._lane = flight.lane(
+            max_in_flight=max(1, settings.max_in_flight // self._ranks.size),
+            most_ungraded=settings.most_ungraded,
+        )
+        self._cursor = 0  # the next position of the whole run, in waves
+        self._own = 0  # draws of this rank, ahead
+        self._redo: deque[int] = deque()
+        self._under_way: dict[int, int] = {}  # position by group id
+        self._pending: list[JudgedGroup] = []
+        self._carried: list[tuple[Group, int]] = []
+        self._started = 0
+        self._oldest = 0
+        self._barren: set[int] = set()  # tasks tried since the last eligible group
+        self._fruitful: int | None = None  # the task of that group
+        self._deadline = float("inf")
+
+    # --- what a resume goes on from --------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON: the cursor in the task order, and the counters of groups and trajectories."""
+        """Plain JSON: positions, and finished groups that wait; unfinished ones start again.
+
+        Every rank makes the call; all get the same.
+        """
+        own = (self._own, sorted({*self._redo, *self._under_way.values()}))
+        everyone = self._ranks.gather(own)
         return {
+            "tasks": self._count,
+            "ranks": self._ranks.size,
             "cursor": self._cursor,
-            "groups": self._groups,
-            "trajectories": self._trajectories,
-            "tasks": len(self._tasks),
+            "own": [one[0] for one in everyone],
+            "unfinished": [one[1] for one in everyone],
+            "pending": [group_to_json(j.group, owner=j.owner) for j in self._pending],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken. Raises ``ValueError`` for other tasks."""
-        if state["tasks"] != len(self._tasks):
-            msg = f"the state was saved over {state['tasks']} tasks, there are {len(self._tasks)}"
-            raise ValueError(msg)
-        self._cursor = state["cursor"]
-        self._groups = state["groups"]
-        self._trajectories = state["trajectories"]
+        """Go on where :meth:`state_dict` was taken.
 
-    @property
-    def started_groups(self) -> int:
-        """Groups started over the whole run."""
-        return self._groups
+        Raises ``ValueError`` for other tasks or another number of ranks.
+        """
+        for what, now in (("tasks", self._count), ("ranks", self._ranks.size)):
+            if state[what] != now:
+                msg = f"the state was saved over {state[what]} {what}, there are {now}"
+                raise ValueError(msg)
+        rank, size = self._ranks.rank, self._ranks.size
+        furthest = max((own - 1) * size + r + 1 if own else 0 for r, own in enumerate(state["own"]))
+        self._cursor = max(state["cursor"], furthest)
+        self._own = max(state["own"][rank], -(-(state["cursor"] - rank) // size))
+        self._redo = deque(state["unfinished"][rank])
+        self._carried = [group_from_json(one) for one in state["pending"]]
+
+    def new_policy(self, version: int) -> None:
+        """The weights are those of ``version``."""
+        self._flight.new_policy(version)
+        self._oldest = version - self._settings.max_staleness
+
+    def exhausted(self) -> str | None:
+        """The budget that keeps another group from starting, in a sentence, ``None`` if none."""
+        self._flight.budgets.share(self._ranks)
+        if self._pending or self._anything_open():
+            return self._flight.budgets.spent_up()
+        return None if self._affordable(1) else self._cap()
+
+    def totals(self) -> tuple[int, int]:
+        """Groups started over this run, and those in flight now, of all ranks."""
+        in_flight = len(self._lane.open) + len(self._lane.done)
+        everyone = self._ranks.gather((self._started, in_flight))
+        return sum(one[0] for one in everyone), sum(one[1] for one in everyone)
+
+    # --- collecting ------------------------------------------------------------------------------
 
     def collect(self, step: int) -> Batch:
         """Assemble the batch of global step ``step`` under the current policy."""
         began = self._clock()
-        self._rollouts.take_spent()  # of validation
-        deadline = began + self._settings.batch_timeout
+        self._flight.take_spent()  # of validation
+        self._flight.budgets.share(self._ranks)
+        self._deadline = began + self._settings.batch_timeout
+        self._barren.clear()
+        self._fruitful = None
         batch = Batch(step)
-        eligible = 0
-        barren: set[int] = set()  # tasks tried since the last eligible group
-        while eligible < self._settings.batch_size:
-            left = len(self._tasks) - len(barren)
-            wave = self._draw(min(self._settings.batch_size - eligible, left))
-            in_time = self._run(wave, deadline)
-            for group, _ in wave:
-                if any(t.reason is TerminationReason.CANCELLED for t in group.trajectories):
-                    batch.cancelled.append(group)
-                    continue
-                judged = judged_group(group, self._settings.rules)
-                batch.groups.append(judged)
-                admitted = judged.outcome is GroupOutcome.USED
-                eligible += admitted
-                if admitted:
-                    barren.clear()
-                else:
-                    barren.add(group.task_index)
-            if not in_time:
-                batch.cut_short = (
-                    f"batch_timeout_seconds ({self._settings.batch_timeout:g}) passed with "
-                    f"{eligible} of {self._settings.batch_size} eligible groups"
-                )
-                break
-            batch.cut_short = self._ungraded(batch)
-            if batch.cut_short is not None:
-                batch.grading_failed = eligible == 0
-                break
-            if len(barren) == len(self._tasks):
-                batch.cut_short = (
-                    f"a full pass over the {len(self._tasks)} tasks brought no eligible group"
-                )
-                batch.barren = eligible == 0
-                break
+        self._take_carried(batch)
+        if self._settings.max_staleness == 0:
+            self._waves(batch)
+        else:
+            self._ahead(batch)
+        self._choose(batch)
         batch.seconds = self._clock() - began
-        batch.spent = self._rollouts.take_spent()
+        batch.spent = self._flight.take_spent()
         return batch
+
+    def expire(self, batch: Batch) -> None:
+        """After an update: cancel and discard what has become too old, into ``batch``."""
+        cancelled = self._lane.cancel_older(self._oldest)
+        for groups in self._ranks.gather(cancelled):
+            batch.cancelled += self._over(groups)
+        kept = []
+        for judged in self._pending:
+            again = rejudged(judged, self._settings.rules, oldest=self._oldest)
+            if again.outcome is GroupOutcome.PENDING:
+                kept.append(again)
+            self._replace(batch, judged, again)
+        self._pending = kept
+
+    def close(self) -> Closing:
+        """End of the run: nothing in flight or pending will be trained on any more."""
+        mine = [*self._lane.take(), *self._lane.abandon()]
+        cancelled = [g for groups in self._ranks.gather(mine) for g in self._over(groups)]
+        for judged in self._pending:
+            judged.outcome = GroupOutcome.DISCARDED
+            judged.why = "not needed before the run ended"
+        discarded, self._pending = self._pending, []
+        return Closing(cancelled, discarded)
+
+    def _waves(self, batch: Batch) -> None:
+        size = self._settings.batch_size
+        while len(self._pending) < size and batch.cut_short is None:
+            # Whole draws; no task twice in a search for one eligible group
+            each = self._draws.groups_each
+            missing = -(-(size - len(self._pending)) // each)
+            count = self._affordable(min(missing, self._count - len(self._barren)))
+            if count == 0:
+                batch.ended = batch.cut_short = self._cap()
+                break
+            for position in range(self._cursor, self._cursor + count):
+                if position % self._ranks.size == self._ranks.rank:
+                    self._launch(self._draws.at(position))
+            self._cursor += count
+            stopped = self._finish_wave()
+            self._take_round(batch, stopped, final=True)
+
+    def _finish_wave(self) -> str | None:
+        """Sample and grade all that was launched; why it was stopped before that."""
+        while self._lane.open:
+            self._flight.advance()
+            reason = self._flight.budgets.spent_up()
+            if reason is not None or self._clock() > self._deadline:
+                return reason or ""
+        return None
+
+    def _ahead(self, batch: Batch) -> None:
+        while len(self._pending) < self._settings.batch_size and batch.cut_short is None:
+            over = self._fill()
+            stopped: str | None = None
+            until = self._clock() + _ROUND_SECONDS
+            while stopped is None:
+                self._flight.advance()
+                stopped = self._flight.budgets.spent_up()
+                done = bool(self._lane.done) or (over and not self._lane.open)
+                if self._ranks.size == 1 and (done or self._clock() > self._deadline):
+                    break
+                if self._ranks.size > 1 and self._clock() > until:
+                    break
+                if not over and self._lane.free >= self._settings.group_size:
+                    over = self._fill()
+            self._take_round(batch, stopped, final=False)
+
+    def _fill(self) -> bool:
+        """Start whole groups while there is room; whether the budget allows no more."""
+        size = self._settings.group_size * self._draws.groups_each
+        while self._lane.free >= self._settings.group_size or not self._lane.open:
+            if not self._flight.budgets.fits(self._lane_debt() + size):
+                return True
+            self._launch(self._draws.at(self._next_position()))
+        return False
+
+    def _next_position(self) -> int:
+        if self._redo:
+            return self._redo.popleft()
+        position = self._own * self._ranks.size + self._ranks.rank
+        self._own += 1
+        return position
+
+    def _lane_debt(self) -> int:
+        """Trajectories launched that have not started, and so are not counted as spent yet."""
+        return len(self._lane.waiting)
+
+    def _affordable(self, count: int) -> int:
+        """Of ``count`` draws, how many the budgets allow."""
+        budgets = self._flight.budgets
+        if budgets.spent_up() is not None:
+            return 0
+        each = self._settings.group_size * self._draws.groups_each
+        while count and not budgets.fits(count * each):
+            count -= 1
+        return count
+
+    def _cap(self) -> str:
+        each = self._settings.group_size * self._draws.groups_each
+        return self._flight.budgets.exhausted(each) or "a budget was reached"
+
+    def _launch(self, draw: Draw) -> None:
+        sampling = self._settings.sampling
+        for group, streams in draw.groups:
+            self._under_way[group.group_id] = draw.position
+            self._started += 1
+            self._lane.launch(group, draw.task, streams, under_budget(sampling, group.budget))
+
+    def _take_round(self, batch: Batch, stopped: str | None, *, final: bool) -> None:
+        """Share what a round brought with all ranks, judge it, and see whether to go on.
+
+        ``stopped`` names a budget that is used up, or is empty when time ran out. ``final`` says
+        that nothing may stay in flight.
+        """
+        late = self._clock() > self._deadline
+        rest = self._lane.abandon() if stopped or (final and stopped is not None) else []
+        brought = (self._lane.take(), rest, stopped, late)
+        everyone = self._ranks.gather(brought)
+        self._flight.budgets.share(self._ranks)
+        arrived = [
+            (group, owner) for owner, one in enumerate(everyone) for group in [*one[0], *one[1]]
+        ]
+        for group, owner in sorted(arrived, key=lambda pair: pair[0].group_id):
+            self._arrived(batch, group, owner)
+        names = [one[2] for one in everyone if one[2]]
+        if len(self._pending) >= self._settings.batch_size:
+            return
+        self._look(batch, names[0] if names else None, late=any(one[3] for one in everyone))
+
+    def _look(self, batch: Batch, budget: str | None, *, late: bool) -> None:
+        """Say why collection ends, if it does, with the batch not full."""
+        at_hand = f"{len(self._pending)} of {self._settings.batch_size} eligible groups"
+        if budget is None and not self._anything_open() and self._affordable(1) == 0:
+            budget = self._cap()
+        if budget is not None:
+            batch.ended = batch.cut_short = budget
+        elif late:
+            batch.cut_short = (
+                f"batch_timeout_seconds ({self._settings.batch_timeout:g}) passed with {at_hand}"
+            )
+        elif (ungraded := self._ungraded(batch)) is not None:
+            batch.cut_short = ungraded
+            batch.grading_failed = not self._pending
+        elif len(self._barren) == self._count:
+            batch.cut_short = f"a full pass over the {self._count} tasks brought no eligible group"
+            batch.barren = not self._pending
+
+    def _anything_open(self) -> bool:
+        return any(self._ranks.gather(bool(self._lane.open)))
+
+    def _arrived(self, batch: Batch, group: Group, owner: int) -> None:
+        self._under_way.pop(group.group_id, None)
+        self._draws.number(group)
+        if all(trajectory.reason in _OVER for trajectory in group.trajectories):
+            batch.cancelled.append(group)
+            return
+        judged = judged_group(
+            group, self._settings.rules, oldest=self._oldest, step=batch.step, owner=owner
+        )
+        batch.groups.append(judged)
+        if judged.outcome is GroupOutcome.PENDING:
+            self._pending.append(judged)
+            self._barren.clear()
+            self._fruitful = group.task_index
+        elif not self._settings.budgets or group.task_index != self._fruitful:
+            self._barren.add(group.task_index)
+
+    def _take_carried(self, batch: Batch) -> None:
+        """Groups that the run before left pending: to this run they complete in its first step."""
+        for group, owner in self._carried:
+            self._arrived(batch, group, owner)
+        if self._ranks.rank == 0:
+            self._started += len(self._carried)
+        self._carried = []
+
+    def _choose(self, batch: Batch) -> None:
+        """Take the batch from what is pending, the oldest policy first."""
+        ordered = sorted(self._pending, key=lambda j: (j.started_version, j.group.group_id))
+        batch.used = ordered[: self._settings.batch_size]
+        self._pending = ordered[self._settings.batch_size :]
+        for judged in batch.used:
+            judged.outcome, judged.consumed_step = GroupOutcome.USED, batch.step
+            if judged.step != batch.step:
+                batch.changed.append(judged)
+        if self._settings.max_staleness == 0:
+            for judged in self._pending:
+                judged.outcome = GroupOutcome.DISCARDED
+                judged.why = "beyond the batch: its policy is gone after the update"
+            self._pending = []
+
+    def _replace(self, batch: Batch, before: JudgedGroup, after: JudgedGroup) -> None:
+        if before is after:
+            return
+        if before.step == batch.step:
+            batch.groups = [after if one is before else one for one in batch.groups]
+        else:
+            batch.changed.append(after)
+
+    def _over(self, groups: list[Group]) -> list[Group]:
+        for group in groups:
+            self._under_way.pop(group.group_id, None)
+            self._draws.number(group)
+        return groups
 
     def _ungraded(self, batch: Batch) -> str | None:
         """A sentence when none of the newest groups' trajectories is graded, and they are many.
 
         A grader that is down would otherwise cost a full pass over the tasks.
         """
-        enough = min(2 * self._settings.batch_size, len(self._tasks))
+        enough = min(2 * self._settings.batch_size, self._count)
         newest = batch.groups[-enough:]
         trajectories = [t for judged in newest for t in judged.group.trajectories]
         if len(newest) < enough or any(t.reward is not None for t in trajectories):
@@ -190,55 +421,3 @@ class Collector:
         errors = Counter(t.error.strip().splitlines()[0] for t in trajectories if t.error)
         text = f"{len(trajectories)} of {len(trajectories)} trajectories were not graded"
         return f"{text}, most often: {errors.most_common(1)[0][0]}" if errors else text
-
-    def _run(self, wave: list[tuple[Group, TaskView]], deadline: float) -> bool:
-        seed = self._settings.seed
-        streams = [
-            [
-                (seed, TRAINING_STREAM, task.key, group.epoch, sample)
-                for sample in range(self._settings.group_size)
-            ]
-            for group, task in wave
-        ]
-        in_time = self._rollouts.run(
-            wave,
-            streams,
-            self._settings.sampling,
-            max_in_flight=self._settings.max_in_flight,
-            deadline=deadline,
-        )
-        for group, _ in wave:
-            for trajectory in group.trajectories:
-                self._trajectories += 1
-                trajectory.trajectory_id = self._trajectories
-        return in_time
-
-    def _draw(self, count: int) -> list[tuple[Group, TaskView]]:
-        wave = []
-        for _ in range(count):
-            epoch, position = divmod(self._cursor, len(self._tasks))
-            if self._order is None or self._order[0] != epoch:
-                self._order = (epoch, task_order(self._settings.seed, epoch, len(self._tasks)))
-            index = self._order[1][position]
-            task = self._tasks[index]
-            self._cursor += 1
-            self._groups += 1
-            wave.append((Group(self._groups, index, task.task_id, epoch), task))
-        return wave
-
-
-def task_order(seed: int, epoch: int, count: int) -> list[int]:
-    """The order in which epoch ``epoch`` visits ``count`` tasks."""
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
-    return [int(index) for index in rng.permutation(count)]
-
-
-def judged_group(group: Group, rules: AdmissionRules) -> JudgedGroup:
-    """Admit a completed group's trajectories, judge the group, and give its advantages."""
-    admissions = [admit(trajectory, rules) for trajectory in group.trajectories]
-    rewards = [a.reward for a in admissions if a.eligible and a.reward is not None]
-    verdict = judge(rewards, rules)
-    relative = iter(advantages(rewards))
-    spread = [next(relative) if a.eligible else 0.0 for a in admissions]
-    outcome = GroupOutcome.USED if verdict.outcome is None else verdict.outcome
-    return JudgedGroup(group, admissions, verdict, spread, outcome, verdict.why)

@@ -97,6 +97,30 @@ class RunWriter:
             amended.apply(connection, self.run_key, row["step"])
         return key
 
+    def commit_closing(
+        self,
+        step: int,
+        trajectories: Sequence[Mapping[str, Any]] = (),
+        *,
+        amend: Mapping[int, Mapping[str, Any]] | None = None,
+        amend_groups: Mapping[int, Mapping[str, Any]] | None = None,
+        amend_trajectories: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Commit what the run's end left of ``step``, its last: what was cut off and what changed.
+
+        Arguments and errors are those of :meth:`commit_step`.
+        """
+        nonfinite: list[str] = []
+        place = {"run": self.run_key, "attempt": self.attempt, "step": step}
+        sampled = TrajectoryBatch(trajectories, place, "train", nonfinite)
+        amended = Amendments(amend, amend_groups, amend_trajectories, nonfinite)
+        totals = _totals({"step": step, "update_applied": False}, sampled)
+        with self._committing(f"the end of attempt {self.attempt}") as connection:
+            self._own(connection)
+            connection.execute(_ADD, {"key": self.run_key, **totals})
+            sampled.insert(connection)
+            amended.apply(connection, self.run_key, step)
+
     def commit_validation(
         self, row: Mapping[str, Any], trajectories: Sequence[Mapping[str, Any]] = ()
     ) -> int:

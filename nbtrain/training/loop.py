@@ -1,11 +1,15 @@
 """The loop of a reinforcement run: collect, update, validate, record, save.
 
+Several ranks run it side by side, each on its own trajectories; what it decides, it decides on
+figures of all of them, and rank 0 alone records.
+
 All that a run carries from step to step is in one :meth:`Loop.state_dict`: two loops with equal
 states do the same from there on, bit for bit on one machine, thread count and version.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -19,20 +23,32 @@ from nbtrain.plan.schedule import learning_rate
 from nbtrain.rollout.admission import GroupOutcome
 from nbtrain.rollout.collector import Batch, Collector
 from nbtrain.rollout.ledger import (
+    RUN_ENDED,
+    Changes,
+    Ledger,
     cancelled_rows,
     group_row,
     said,
-    step_ledger,
     trajectory_rows,
 )
-from nbtrain.rollout.types import Sampler, TaskView
+from nbtrain.rollout.ranks import Alone, Ranks
+from nbtrain.rollout.types import TaskView
 from nbtrain.training.cadence import checkpoint_due, validation_due
+from nbtrain.training.control import Cancelled
 from nbtrain.training.policy import Policy
 from nbtrain.training.update import Updater, UpdateReport
 from nbtrain.training.validation import Validator
 
 BARREN_STEPS = 5
 """Steps in a row that may end without one eligible group before the run ends."""
+
+IDLE_SHARE = 0.2
+"""Share of a collection in which sampling may stand still before the step says why."""
+IDLE_SECONDS = 0.2
+"""Less than this a step is nothing to speak of."""
+
+_HISTORY = "history/"
+"""Where kept adapters stand among the optimizer's tensors."""
 
 NOT_FINITE_STEPS = 3
 """Updates in a row whose loss or gradient may be not finite before the run fails."""
@@ -42,9 +58,17 @@ class Recorder(Protocol):
     """Where a loop's results go. Each call returns when its rows are committed."""
 
     def step(
-        self, row: dict[str, Any], groups: list[dict[str, Any]], trajectories: list[dict[str, Any]]
+        self,
+        row: dict[str, Any],
+        groups: list[dict[str, Any]],
+        trajectories: list[dict[str, Any]],
+        changes: Changes,
     ) -> None:
-        """A step with the groups and trajectories completed in it."""
+        """A step with what completed in it, and what it changes of earlier ones."""
+        ...
+
+    def closing(self, step: int, trajectories: list[dict[str, Any]], changes: Changes) -> None:
+        """What the run's end left of its last step."""
         ...
 
     def validation(self, row: dict[str, Any], trajectories: list[dict[str, Any]]) -> None:
@@ -78,6 +102,7 @@ class LoopSettings:
     val_enabled: bool
     val_interval: int
     checkpoint_interval: int
+    val_final_seconds: float = math.inf
 
     def rate(self, step: int) -> float:
         """The learning rate of global step ``step``."""
@@ -100,7 +125,10 @@ class Ending:
 
 
 class Loop:
-    """Runs global steps ``start_step + 1`` to ``total_steps``."""
+    """Runs global steps ``start_step + 1`` to ``total_steps``.
+
+    ``recorder`` is that of rank 0; other ranks have none.
+    """
 
     def __init__(
         self,
@@ -108,18 +136,19 @@ class Loop:
         *,
         policy: Policy,
         updater: Updater,
-        sampler: Sampler,
         collector: Collector,
         validator: Validator | None,
-        recorder: Recorder,
+        recorder: Recorder | None,
         tasks: list[TaskView],
+        ranks: Ranks | None = None,
         environment: dict[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.policy = policy
         self._updater = updater
-        self._sampler = sampler
+        self._ranks = ranks or Alone()
+        self._ledger = Ledger()
         self._collector = collector
         self._validator = validator
         self._recorder = recorder
@@ -135,6 +164,7 @@ class Loop:
         self._last_step = ""
         self._only_ties = False
         self._grading_failed: str | None = None
+        self._budget: str | None = None
 
     def state_dict(self) -> LoopState:
         """The loop between two steps."""
@@ -145,56 +175,87 @@ class Loop:
             "barren_steps": self.barren,
             "not_finite_steps": self.not_finite,
             "collector": self._collector.state_dict(),
-            "rng": {"torch": _bytes(torch.get_rng_state()), "python": _python_rng()},
+            "rng": self._ranks.gather(
+                {"torch": _bytes(torch.get_rng_state()), "python": _python_rng()}
+            ),
             "schedule": {"learning_rate": self.settings.rate(max(self.step, 1))},
             "environment": self._environment,
         }
-        return LoopState(plain, self.policy.adapter_state(), self._updater.optimizer_state())
+        optimizer = self._updater.optimizer_state()
+        if self._updater.history is not None:
+            kept = self._updater.history.state()
+            optimizer |= {f"{_HISTORY}{name}": tensor for name, tensor in kept.items()}
+        return LoopState(plain, self.policy.adapter_state(), optimizer)
 
     def load_state_dict(self, state: LoopState) -> None:
         """Go on where ``state`` was taken. Raises ``ValueError`` when it does not fit."""
         self.policy.load_adapter_state(state.adapter)
-        self._updater.load_optimizer_state(state.optimizer)
+        moments, kept = _apart(state.optimizer)
+        self._updater.load_optimizer_state(moments)
+        if self._updater.history is not None:
+            self._updater.history.load(kept)
         self._collector.load_state_dict(state.plain["collector"])
         self.step = state.plain["step"]
         self.version = state.plain["policy_version"]
         self.updates = state.plain["updates_applied"]
         self.barren = state.plain["barren_steps"]
         self.not_finite = state.plain["not_finite_steps"]
-        rng = state.plain["rng"]
+        rng = state.plain["rng"][self._ranks.rank]
         torch.set_rng_state(torch.tensor(list(bytes.fromhex(rng["torch"])), dtype=torch.uint8))
         version, internal, gauss = rng["python"]
         random.setstate((version, tuple(internal), gauss))
-        self._sampler.new_policy(self.version)
+        self._collector.new_policy(self.version)
 
     def load_weights(self, adapter: dict[str, Tensor]) -> None:
         """Start from these weights with everything else fresh. ``ValueError`` when they misfit."""
         self.policy.load_adapter_state(adapter)
-        self._sampler.new_policy(self.version)
+        self._collector.new_policy(self.version)
 
     def run(self) -> Ending:
-        """Train to the final step, or to where nothing is left to learn."""
+        """Train to the final step, or to where nothing is left to learn or to spend."""
+        try:
+            ending = self._run()
+        except Cancelled:
+            if self._ranks.size == 1:  # the others would have to take part
+                self._close()
+            raise
+        self._close()
+        return ending
+
+    def _run(self) -> Ending:
         if self._validation_due():
             self._validate()
         self._save("start")
         while self.step < self.settings.total_steps:
-            self.advance()
-            last = self.step == self.settings.total_steps
-            if self.not_finite >= NOT_FINITE_STEPS:
-                reason = f"the loss or gradient was not finite in {self.not_finite} steps in a row"
-                return Ending(failure=reason)
-            if self._grading_failed is not None:
-                self._save("interval")  # what was learned is there to go on from
-                return Ending(failure=f"step {self.step} taught nothing: {self._grading_failed}")
-            if self.barren >= BARREN_STEPS:
-                return self._nothing_left()
+            budget = self._collector.exhausted()
+            if budget is None:
+                self.advance()
+                budget = self._budget
+            if (ending := self._ending(budget)) is not None:
+                return ending
             if self._validation_due():
                 self._validate()
             if self._checkpoint_due():
+                last = self.step == self.settings.total_steps
                 self._save("final" if last else "interval")
         if self.updates == 0:
             return Ending(ended=f"no weight changed: no step had a gradient. {self._last_step}")
         return Ending()
+
+    def _ending(self, budget: str | None) -> Ending | None:
+        """Whether the run ends here, before its final step."""
+        if self.not_finite >= NOT_FINITE_STEPS:
+            reason = f"the loss or gradient was not finite in {self.not_finite} steps in a row"
+            return Ending(failure=reason)
+        if self._grading_failed is not None:
+            self._save("interval")  # what was learned is there to go on from
+            return Ending(failure=f"step {self.step} taught nothing: {self._grading_failed}")
+        if self.barren >= BARREN_STEPS:
+            return self._nothing_left()
+        if budget is not None:
+            self._save("final")
+            return Ending(ended=f"{budget} after step {self.step}")
+        return None
 
     def advance(self) -> UpdateReport:
         """Run one step and record it."""
@@ -203,11 +264,13 @@ class Loop:
         sampled_by = self.version
         batch = self._collector.collect(step)
         began = self._clock()
-        report = self._updater.update(batch.used, rate)
+        mine = [judged for judged in batch.used if judged.owner == self._ranks.rank]
+        report = self._updater.update(mine, rate, version=self.version)
         seconds = {
             "sampling": batch.spent.sampling,
             "grading": batch.spent.grading,
-            "waiting": batch.seconds - batch.spent.sampling - batch.spent.grading,
+            "environment": batch.spent.environment,
+            "waiting": max(0.0, batch.seconds - batch.spent.sampling - batch.spent.idle),
             "loss": self._clock() - began,
             **self._between,  # since the step before
         }
@@ -216,10 +279,12 @@ class Loop:
         if report.applied:
             self.updates += 1
             self.version += 1
-            self._sampler.new_policy(self.version)
+            self._collector.new_policy(self.version)
+            self._collector.expire(batch)
         self.barren = self.barren + 1 if batch.barren else 0
         self.not_finite = 0 if report.finite else self.not_finite + 1
         self._only_ties = all(j.outcome is GroupOutcome.NO_SIGNAL for j in batch.groups)
+        self._budget = batch.ended
         self._record(batch, report, rate, sampled_by, seconds)
         if batch.grading_failed:
             self._grading_failed = batch.cut_short
@@ -233,32 +298,46 @@ class Loop:
         sampled_by: int,
         seconds: dict[str, float],
     ) -> None:
-        row = step_ledger(batch)
+        started, in_flight = self._collector.totals()
+        row = self._ledger.step(batch, started=started, in_flight=in_flight)
         metrics = row["metrics"] | report.metrics
         metrics.pop("loss", None)
         metrics["policy_version"] = sampled_by
         metrics |= {f"seconds_{part}": value for part, value in seconds.items()}
+        metrics |= _idleness(batch)
         row |= {
-            "step": batch.step,
             "loss": report.loss,
             "learning_rate": rate,
             "update_applied": report.applied,
             "skip_reason": report.skipped and _why(report.skipped, batch.cut_short),
-            "started_groups": self._collector.started_groups,
             "metrics": metrics,
         }
         self._last_step = said(row)
-        groups = [group_row(judged, step=batch.step) for judged in batch.groups]
+        changes = self._ledger.changes(batch.changed)
+        if self._recorder is None:
+            return
+        groups = [group_row(judged) for judged in batch.groups]
         trajectories = [
             line
             for judged in batch.groups
-            for line in trajectory_rows(
-                judged, step=batch.step, prompt=self._prompts[judged.group.task_id]
-            )
+            for line in trajectory_rows(judged, prompt=self._prompts[judged.group.task_id])
         ]
         for group in batch.cancelled:
             trajectories += cancelled_rows(group, prompt=self._prompts[group.task_id])
-        self._recorder.step(row, groups, trajectories)
+        self._recorder.step(row, groups, trajectories, changes)
+
+    def _close(self) -> None:
+        """Account for what is in flight and pending: none of it will be used."""
+        closing = self._collector.close()
+        changes = self._ledger.closing(closing)
+        if self._recorder is None or not (changes or closing.cancelled):
+            return
+        trajectories = [
+            row
+            for group in closing.cancelled
+            for row in cancelled_rows(group, prompt=self._prompts[group.task_id], why=RUN_ENDED)
+        ]
+        self._recorder.closing(self.step, trajectories, changes)
 
     def _validation_due(self) -> bool:
         settings = self.settings
@@ -284,13 +363,18 @@ class Loop:
         if self._validator is None:
             return
         began = self._clock()
-        done = self._validator.run(step=self.step, policy_version=self.version)
-        self._recorder.validation(done.row, done.trajectories)
+        last = self.step == self.settings.total_steps
+        seconds = self.settings.val_final_seconds if last else math.inf
+        done = self._validator.run(step=self.step, policy_version=self.version, seconds=seconds)
+        if self._recorder is not None:
+            self._recorder.validation(done.row, done.trajectories)
         self._between["validation"] += self._clock() - began
 
     def _save(self, reason: str) -> None:
         began = self._clock()
-        self._recorder.checkpoint(self.step, reason, self.state_dict())
+        state = self.state_dict()
+        if self._recorder is not None:
+            self._recorder.checkpoint(self.step, reason, state)
         self._between["saving"] += self._clock() - began
 
     def _nothing_left(self) -> Ending:
@@ -307,6 +391,30 @@ class Loop:
             self._validate()
         self._save("final")
         return Ending(ended=reason)
+
+
+def _idleness(batch: Batch) -> dict[str, Any]:
+    """How long nothing could be decoded, and what that waited for."""
+    if batch.seconds <= 0:
+        return {}
+    share = batch.spent.idle / batch.seconds
+    found: dict[str, Any] = {"sampler_idle_share": share}
+    if share > IDLE_SHARE and batch.spent.idle > IDLE_SECONDS:
+        grading = batch.spent.grading >= batch.spent.environment
+        what, option = (
+            ("grades", "reward_workers") if grading else ("environments", "environment_workers")
+        )
+        found["bottleneck"] = (
+            f"sampling stood still for {share:.0%} of the collection, waiting for {what}: "
+            f"make them faster, or raise {option}"
+        )
+    return found
+
+
+def _apart(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The optimizer's tensors, and the kept adapters of older policies."""
+    kept = {n.removeprefix(_HISTORY): t for n, t in tensors.items() if n.startswith(_HISTORY)}
+    return {n: t for n, t in tensors.items() if not n.startswith(_HISTORY)}, kept
 
 
 def _why(skipped: str, cut_short: str | None) -> str:

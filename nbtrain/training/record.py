@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from sqlalchemy.exc import OperationalError
 
 from nbtrain.errors import StoreError
+from nbtrain.rollout.ledger import Changes
 from nbtrain.store import RunWriter, Store
 from nbtrain.training import checkpoints
 from nbtrain.training.checkpoints import Identity
@@ -40,6 +41,7 @@ class StoreRecorder:
         policy: Policy,
         *,
         identity: dict[str, Any],
+        keep: int | None = None,
     ) -> None:
         self._store = store
         self._writer = writer
@@ -51,10 +53,35 @@ class StoreRecorder:
         clear_partial(self._folder)
 
     def step(
-        self, row: dict[str, Any], groups: list[dict[str, Any]], trajectories: list[dict[str, Any]]
+        self,
+        row: dict[str, Any],
+        groups: list[dict[str, Any]],
+        trajectories: list[dict[str, Any]],
+        changes: Changes,
     ) -> None:
-        """Commit a step with its groups and trajectories, in one transaction."""
-        insist(lambda: self._writer.commit_step(row, groups, trajectories))
+        """Commit a step with what it changes of earlier ones, in one transaction."""
+        insist(
+            lambda: self._writer.commit_step(
+                row,
+                groups,
+                trajectories,
+                amend=changes.steps,
+                amend_groups=changes.groups,
+                amend_trajectories=changes.trajectories,
+            )
+        )
+
+    def closing(self, step: int, trajectories: list[dict[str, Any]], changes: Changes) -> None:
+        """Commit what the run's end left of its last step."""
+        insist(
+            lambda: self._writer.commit_closing(
+                step,
+                trajectories,
+                amend=changes.steps,
+                amend_groups=changes.groups,
+                amend_trajectories=changes.trajectories,
+            )
+        )
 
     def validation(self, row: dict[str, Any], trajectories: list[dict[str, Any]]) -> None:
         """Commit a validation round with its samples."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from nbtrain.plan import defaults
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.rollout.admission import AdmissionRules
+from nbtrain.rollout.budgets import Budgets
 from nbtrain.rollout.collector import CollectorSettings
-from nbtrain.rollout.rollouts import Sampling, with_model_defaults
+from nbtrain.rollout.generate import GenerateSampler
+from nbtrain.rollout.limits import Sampling, with_model_defaults
+from nbtrain.rollout.ragged import RaggedSampler
+from nbtrain.rollout.types import Sampler
 from nbtrain.training.loop import LoopSettings
 from nbtrain.training.policy import Policy
 from nbtrain.training.update import UpdateSettings
@@ -26,6 +32,43 @@ def load_policy(plan: ResolvedPlan, folder: Path, device: torch.device) -> Polic
         target_modules=plan["lora_target_modules"],
         seed=plan["seed"],
         device=device,
+    )
+
+
+def load_sampler(
+    plan: ResolvedPlan,
+    policy: Policy,
+    *,
+    ends: Sequence[int],
+    pad_id: int | None,
+    kv_budget_bytes: int,
+    ranks: int,
+) -> Sampler:
+    """What decodes the replies of one of ``ranks`` ranks.
+
+    Raises ``ValueError`` for a model that it cannot sample.
+    """
+    made = GenerateSampler if plan["sampler"] == "generate" else RaggedSampler
+    training = max(1, plan["max_concurrent_trajectories"] // ranks)
+    held_out = max(1, plan["val_max_concurrent_trajectories"] // ranks)
+    # Ahead of training, a round of validation comes beside what is in flight
+    together = plan["max_staleness"] > 0 and plan["val_enabled"]
+    return made(
+        policy.model,
+        slots=training + held_out if together else max(training, held_out),
+        eos_ids=ends,
+        pad_id=pad_id,
+        max_context=plan.base_model.max_context,
+        kv_budget_bytes=kv_budget_bytes,
+    )
+
+
+def budgets(plan: ResolvedPlan) -> Budgets:
+    """The run's hard budgets."""
+    return Budgets(
+        plan["max_total_trajectories"],
+        plan["max_total_output_tokens"],
+        plan["max_wall_clock_seconds"],
     )
 
 
@@ -52,7 +95,24 @@ def collector_settings(plan: ResolvedPlan, policy: Policy) -> CollectorSettings:
             train_on_zero_advantage=plan["train_on_zero_advantage"],
         ),
         sampling=training_sampling(plan, policy),
+        max_staleness=plan["max_staleness"],
+        budgets=_token_budgets(plan),
+        most_ungraded=_most_ungraded(plan),
     )
+
+
+def _token_budgets(plan: ResolvedPlan) -> tuple[int, ...]:
+    if not plan["density_aware_training"]:
+        return ()
+    return defaults.budgets(plan["max_output_tokens_per_trajectory"])
+
+
+def _most_ungraded(plan: ResolvedPlan) -> int:
+    """Groups that may wait for their grades: what slow rewards could still bring in time."""
+    if plan["max_staleness"] == 0:
+        return 512
+    at_work = -(-(plan["reward_workers"] or 4) // plan["group_size"])
+    return int((plan["max_staleness"] + 1) * plan["batch_size"] + at_work)
 
 
 def validation_settings(plan: ResolvedPlan, policy: Policy) -> ValidationSettings:
@@ -90,6 +150,7 @@ def loop_settings(plan: ResolvedPlan) -> LoopSettings:
         val_enabled=plan["val_enabled"],
         val_interval=plan["val_interval_steps"],
         checkpoint_interval=plan["checkpoint_interval_steps"],
+        val_final_seconds=float(plan["val_final_wait_timeout_seconds"]),
     )
 
 
@@ -100,6 +161,7 @@ def _sampling(plan: ResolvedPlan, policy: Policy, *, prefix: str) -> Sampling:
         max_context=plan.base_model.max_context,
         temperature=float(plan[f"{prefix}temperature"]),
         timeout=float(plan[f"{prefix}trajectory_timeout_seconds"]),
+        max_turns=plan[f"{prefix}max_turns_per_trajectory"],
     )
     return with_model_defaults(
         base,

@@ -6,15 +6,18 @@ Every round draws the same random streams, so two rounds differ by their policie
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.rollout.collector import VALIDATION_STREAM
+from nbtrain.rollout.draws import VALIDATION_STREAM
+from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.ledger import trajectory_row
-from nbtrain.rollout.rollouts import Rollouts, Sampling
-from nbtrain.rollout.types import Group, TaskView
+from nbtrain.rollout.limits import Sampling
+from nbtrain.rollout.ranks import Alone, Ranks
+from nbtrain.rollout.types import Conversation, Group, TaskView, TerminationReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,41 +46,48 @@ class Round:
 
 
 class Validator:
-    """Runs rounds over at most ``num_tasks`` held-out tasks."""
+    """Runs rounds over at most ``num_tasks`` held-out tasks, shared out among the ranks.
+
+    Training trajectories that are in flight go on meanwhile; no weight changes during a round.
+    """
 
     def __init__(
         self,
         held_out: Sequence[TaskView],
-        rollouts: Rollouts,
+        flight: Flight,
         settings: ValidationSettings,
         *,
+        ranks: Ranks | None = None,
+        conversation: Conversation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = select(held_out, settings.num_tasks)
-        self._rollouts = rollouts
+        self._flight = flight
         self._settings = settings
+        self._ranks = ranks or Alone()
         self._clock = clock
+        self._lane = flight.lane(
+            max_in_flight=max(1, settings.max_in_flight // self._ranks.size),
+            conversation=conversation,
+        )
 
-    def run(self, *, step: int, policy_version: int) -> Round:
-        """Sample and grade the selection. The round is complete when every sample was graded."""
+    def run(self, *, step: int, policy_version: int, seconds: float = math.inf) -> Round:
+        """Sample and grade the selection, for at most so many ``seconds``.
+
+        The round is complete when every sample was graded. Every rank makes the call; all get
+        the whole round.
+        """
         began = self._clock()
-        settings = self._settings
-        samples = settings.trajectories_per_task
-        pairs = [
-            (Group(number, number, task.task_id, 0), task)
-            for number, task in enumerate(self._tasks)
-        ]
-        streams = [
-            [(settings.seed, VALIDATION_STREAM, task.key, 0, sample) for sample in range(samples)]
-            for task in self._tasks
-        ]
-        self._rollouts.run(pairs, streams, settings.sampling, max_in_flight=settings.max_in_flight)
-        trajectories = []
-        for group, task in pairs:
-            for trajectory in group.trajectories:
-                trajectory.trajectory_id = group.group_id * samples + trajectory.sample
-                row = trajectory_row(trajectory, task.task_id, split="held_out", prompt=task.prompt)
-                trajectories.append(row | {"eligible": False, "verdict": "held out: never trains"})
+        samples = self._settings.trajectories_per_task
+        pairs = self._launch(samples)
+        while self._lane.open:
+            self._flight.advance()
+            over = self._clock() - began > seconds
+            if over or self._flight.budgets.spent_up() is not None:
+                self._lane.abandon()
+        self._lane.take()
+        gathered = [rows for one in self._ranks.gather(self._rows(pairs, samples)) for rows in one]
+        trajectories = sorted(gathered, key=lambda row: int(row["trajectory_id"]))
         rewards = [row["reward"] for row in trajectories if row["reward"] is not None]
         expected = len(self._tasks) * samples
         row = {
@@ -90,6 +100,31 @@ class Validator:
             "seconds": self._clock() - began,
         }
         return Round(row, trajectories)
+
+    def _launch(self, samples: int) -> list[tuple[Group, TaskView]]:
+        """Put this rank's share of the selection under way."""
+        pairs = []
+        for number, task in enumerate(self._tasks):
+            if number % self._ranks.size != self._ranks.rank:
+                continue
+            group = Group(number, number, task.task_id, 0)
+            seed = self._settings.seed
+            streams = [(seed, VALIDATION_STREAM, task.key, 0, sample) for sample in range(samples)]
+            self._lane.launch(group, task, streams, self._settings.sampling)
+            pairs.append((group, task))
+        return pairs
+
+    def _rows(self, pairs: list[tuple[Group, TaskView]], samples: int) -> list[dict[str, Any]]:
+        rows = []
+        for group, task in pairs:
+            for trajectory in group.trajectories:
+                trajectory.trajectory_id = group.group_id * samples + trajectory.sample
+                row = trajectory_row(trajectory, task.task_id, split="held_out", prompt=task.prompt)
+                verdict = "held out: never trains"
+                if trajectory.reason is TerminationReason.CANCELLED:
+                    verdict = "cut off before it was graded"
+                rows.append(row | {"eligible": False, "verdict": verdict})
+        return rows
 
 
 def select(held_out: Sequence[TaskView], count: int) -> list[TaskView]:

@@ -1,0 +1,234 @@
+"""Starting a run up: load everything, run the start checks, say all that is wrong at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nbtrain.catalog import Catalog, Workload, tokenizer_digest
+from nbtrain.catalog.thinking import template_arguments
+from nbtrain.errors import Problem, StartChecksFailed
+from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.rewards.pool import RewardPool
+from nbtrain.rewards.trials import trial
+from nbtrain.rollout.flight import Flight
+from nbtrain.rollout.ranks import Ranks
+from nbtrain.rollout.tokens import decode_completion, end_ids, render_prompt
+from nbtrain.rollout.types import Conversation, Group, Sampler, TaskView
+from nbtrain.store import Store
+from nbtrain.training import checkpoints, setup
+from nbtrain.training.environment import describe, emulated, kv_budget, worker_count
+from nbtrain.training.policy import Policy, load_tokenizer
+from nbtrain.training.prepare_model import weights_folder
+from nbtrain.training.start_checks import overlap, view_tasks
+
+__all__ = ["Parts", "Starter"]
+
+log = logging.getLogger("nbtrain.training")
+
+TRIAL_STREAM = 2
+"""Random streams of the start check's trial group, apart from training and validation."""
+
+MOST_REWARD_WORKERS = 4
+MOST_ENVIRONMENT_WORKERS = 64
+
+
+@dataclass(slots=True)
+class Parts:
+    """What start-up made ready. ``remarks`` are what it has to say that stops nothing."""
+
+    policy: Policy
+    flight: Flight
+    train: list[TaskView]
+    held_out: list[TaskView]
+    held_out_conversation: Conversation | None
+    tokenizer_fingerprint: str
+    environment: dict[str, Any]
+    remarks: list[str] = field(default_factory=list)
+
+
+class Starter:
+    """Makes the parts of a run in this rank. ``control`` raises when the run is to stop."""
+
+    def __init__(
+        self,
+        store: Store,
+        plan: ResolvedPlan,
+        folder: Path,
+        *,
+        ranks: Ranks,
+        device: torch.device,
+        control: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._folder = folder
+        self._ranks = ranks
+        self._device = device
+        self._control = control
+        self._problems: list[Problem] = []
+        self._remarks: list[str] = []
+
+    def start(self, stack: ExitStack) -> Parts:
+        """Load everything and run the start checks.
+
+        Worker processes are closed with ``stack``. Raises :class:`StartChecksFailed` with all
+        that is wrong, on every rank alike.
+        """
+        plan = self._plan
+        folder = weights_folder(plan, self._store.home)
+        self._same_model(folder)
+        tokenizer = load_tokenizer(folder)
+        workload = Catalog(self._store).workload(plan.workload.workload_id)
+        train, held_out = self._views(workload, tokenizer)
+        self._control()
+        rewards = stack.enter_context(self._rewards(workload))
+        budget = kv_budget(self._device, self._parent_environment())
+        ready = self._model(folder, tokenizer, budget)
+        self._control()
+        if ready is None or not train:
+            raise StartChecksFailed(self._problems)
+        policy, sampler, ends = ready
+        flight = Flight(
+            sampler,
+            rewards,
+            lambda ids: decode_completion(tokenizer, ids, ends),
+            chat=not workload.raw and tokenizer.chat_template is not None,
+            tick=self._control,
+        )
+        self._try_reward(policy, flight, rewards, train[0])
+        problems = [p for one in self._ranks.gather(self._problems) for p in one]
+        if problems:
+            raise StartChecksFailed(list(dict.fromkeys(problems)))
+        return Parts(
+            policy,
+            flight,
+            train,
+            held_out,
+            None,
+            tokenizer_digest(folder),
+            describe(self._device, precision=plan["precision"], kv_budget_bytes=budget),
+            self._remarks,
+        )
+
+    def _rewards(self, workload: Workload) -> RewardPool:
+        return RewardPool(
+            workload.rewards_path,
+            workers=self._workers("reward_workers", MOST_REWARD_WORKERS),
+            timeout_seconds=self._plan["reward_timeout_seconds"],
+            log_path=self._folder / "logs" / self._log("rewards"),
+        )
+
+    def _workers(self, option: str, most: int) -> int:
+        return worker_count(self._plan[option], most=most, ranks=self._ranks.size)
+
+    def _log(self, name: str) -> str:
+        return f"{name}{self._ranks.rank or ''}.log"
+
+    def _same_model(self, folder: Path) -> None:
+        """The folder's files are still those that the plan was checked with."""
+        planned = self._plan.base_model
+        if planned.kind not in ("embedded", "folder"):
+            return  # converted or downloaded under its fingerprint
+        found = Catalog(self._store).base_model(planned.location).fingerprint
+        if found == planned.fingerprint:
+            return
+        message = f"the base model's files have changed since the plan was checked: {folder}"
+        allowed = f"fingerprint {planned.fingerprint[:12]}"
+        problem = Problem("base_model_slug", message, found=found[:12], allowed=allowed)
+        self._problems.append(problem)
+
+    def _views(self, workload: Workload, tokenizer: Any) -> tuple[list[TaskView], list[TaskView]]:
+        """Both sides' tasks as ids."""
+        plan = self._plan
+        split = workload.split(validation=plan["val_enabled"])
+        if split.train_digest != plan.workload.train_digest:
+            message = "the workload's tasks are not those that the plan was checked with"
+            self._problems.append(Problem("workload", message))
+        sides = []
+        for side, tasks, effort in (
+            ("training", split.train_tasks, plan["reasoning_effort"]),
+            ("held-out", split.held_out_tasks, plan["val_reasoning_effort"]),
+        ):
+            render = self._renderer(workload, tokenizer, effort)
+            views, more = view_tasks(
+                tasks, render, max_context=plan.base_model.max_context, side=side
+            )
+            self._problems += more
+            sides.append(views)
+        self._problems += overlap(*sides)
+        return sides[0], sides[1]
+
+    def _renderer(
+        self, workload: Workload, tokenizer: Any, effort: str | None
+    ) -> Callable[[Any], tuple[int, ...]]:
+        template = template_arguments(tokenizer.chat_template, effort)
+        return lambda prompt: render_prompt(tokenizer, prompt, raw=workload.raw, template=template)
+
+    def _model(
+        self, folder: Path, tokenizer: Any, budget: int
+    ) -> tuple[Policy, Sampler, tuple[int, ...]] | None:
+        """Policy, sampler and end ids; ``None`` when they cannot be had, and that is noted."""
+        plan = self._plan
+        try:
+            policy = setup.load_policy(plan, folder, self._device)
+            ends = tuple(end_ids(policy.model.generation_config, tokenizer))
+            sampler = setup.load_sampler(
+                plan,
+                policy,
+                ends=ends,
+                pad_id=tokenizer.pad_token_id,
+                kv_budget_bytes=budget,
+                ranks=self._ranks.size,
+            )
+        except StartChecksFailed as error:
+            self._problems += error.problems
+            return None
+        except ValueError as error:
+            message = f"the model cannot be sampled: {error}"
+            self._problems.append(Problem("base_model_slug", message))
+            return None
+        remark = emulated(plan["precision"], self._device)
+        if remark is not None:
+            self._remark(remark)
+        return policy, sampler, ends
+
+    def _try_reward(
+        self, policy: Policy, flight: Flight, rewards: RewardPool, task: TaskView
+    ) -> None:
+        """Sample one group and score it in the real worker process."""
+        size = self._plan["group_size"]
+        lane = flight.lane(max_in_flight=size, grading=False)
+        streams = [(self._plan["seed"], TRIAL_STREAM, sample) for sample in range(size)]
+        group = Group(0, 0, task.task_id, 0)
+        lane.launch(group, task, streams, setup.training_sampling(self._plan, policy))
+        while lane.open:
+            flight.advance()
+        flight.close_lane(lane)
+        tried = trial(rewards, lane.requests[0])
+        self._problems += tried
+        for warning in tried.warnings:
+            self._remark(warning)
+
+    def _remark(self, text: str) -> None:
+        log.warning("start check: %s", text)
+        self._remarks.append(text)
+
+    def _parent_environment(self) -> dict[str, Any] | None:
+        """Where the parent's checkpoint was saved; it is verified when it is loaded."""
+        parent = self._plan.parent
+        if parent is None or self._plan["load_weights_only"]:
+            return None
+        try:
+            state = json.loads((Path(parent.path) / checkpoints.STATE).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        found: dict[str, Any] = state.get("environment", {})
+        return found
