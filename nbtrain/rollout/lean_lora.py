@@ -24,10 +24,14 @@ class LeanLora:
     """The LoRA layers among ``modules`` that are nothing but ``W x + scaling * B A x``.
 
     Left to PEFT are variants (DoRA and others), layers whose parts carry hooks, and, each time,
-    layers whose adapter is merged, disabled or not the only active one.
+    layers whose adapter is merged, disabled or not the only active one. ``lean`` makes the
+    forward of a layer and the name of its adapter.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], lean: Callable[[Any, str], Forward] | None = None
+    ) -> None:
+        self._lean = lean or _lean
         self._layers: list[Any] = [
             module
             for module in modules
@@ -60,7 +64,7 @@ class LeanLora:
         if key not in self._forwards:
             if name not in layer.lora_A or layer.lora_variant:
                 return None
-            self._forwards[key] = _lean(layer, name)
+            self._forwards[key] = self._lean(layer, name)
         return self._forwards[key]
 
 

@@ -7,6 +7,7 @@ precision, the adapter in fp32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,16 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nbtrain.errors import Problem, StartChecksFailed
-from nbtrain.training.packing import Row
+from nbtrain.rollout.forward import packs
+from nbtrain.training.base_weights import language_target, load_base
+from nbtrain.training.packing import Part, Unit
+from nbtrain.training.prefix import keeps_apart, scored
+from nbtrain.training.scoring import Scorer
 
+NO_LIMIT = 1 << 40
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -30,9 +36,16 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 class Policy:
-    """Base model, adapter and device. ``model`` is the PEFT model that sampling and loss share."""
+    """Base model, adapter and device. ``model`` is the PEFT model that sampling and loss share.
 
-    def __init__(self, model: PeftModel, device: torch.device) -> None:
+    ``packs`` tells whether trajectories may share rows and prompts: the configuration allows it
+    up to ``max_context`` tokens (default: any number), and a trial shows that this model's scores
+    do not change by it. Otherwise every trajectory runs in a plain row of its own.
+    """
+
+    def __init__(
+        self, model: PeftModel, device: torch.device, *, max_context: int | None = None
+    ) -> None:
         self.model = model
         self.device = device
         self.trainable: dict[str, torch.nn.Parameter] = {
@@ -40,6 +53,9 @@ class Policy:
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
+        self._scorer = Scorer(model)
+        limit = NO_LIMIT if max_context is None else max_context
+        self.packs = packs(model.config, limit) and keeps_apart(self._scorer, device)
 
     @classmethod
     def load(
@@ -52,68 +68,49 @@ class Policy:
         target_modules: str,
         seed: int,
         device: torch.device,
+        max_context: int | None = None,
     ) -> Policy:
         """Load the base from ``folder`` and attach a fresh adapter, initialised from ``seed``.
 
         Raises
         ------
         StartChecksFailed
-            When ``target_modules`` matches no linear module of the model.
+            When ``target_modules`` matches no linear module of the model, or the model is of no
+            kind that can be trained.
         """
-        base = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=DTYPES[precision],
-            attn_implementation="sdpa",
-            local_files_only=True,
-        )
-        base.to(device)
-        base.config.use_cache = True
+        base = load_base(folder, dtype=DTYPES[precision], device=device)
         torch.manual_seed(seed)
-        config = LoraConfig(
-            r=lora_rank,
-            lora_alpha=lora_alpha,
-            lora_dropout=0.0,
-            target_modules="all-linear" if target_modules == "default" else target_modules,
-            task_type="CAUSAL_LM",
-        )
         try:
+            config = LoraConfig(
+                r=lora_rank,
+                lora_alpha=lora_alpha,
+                lora_dropout=0.0,
+                target_modules=(
+                    language_target(base) if target_modules == "default" else target_modules
+                ),
+                task_type="CAUSAL_LM",
+            )
             model = get_peft_model(base, config)
         except ValueError as error:
             raise StartChecksFailed([_no_target(target_modules, str(error))]) from error
         model.eval()  # the adapter has no dropout; nothing else may be random either
-        return cls(model, device)
+        return cls(model, device, max_context=max_context)
 
-    def logprobs(
-        self, row: Row, *, temperature: float, adapter: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs of a packed row's targets, and the entropy at their positions, both (T,).
+    @property
+    def exact(self) -> bool:
+        """Whether every weight has 32 bits or more: sampler and trainer then agree to rounding."""
+        return all(parameter.dtype.itemsize >= 4 for parameter in self.model.parameters())
 
-        In fp32, or in the model's own precision where that is higher.
+    def scored(
+        self, unit: Unit, *, temperature: float, adapter: bool = True
+    ) -> Iterator[tuple[Part, Tensor, Tensor]]:
+        """Each part of ``unit`` with its tokens' log-probs and entropies, both (T,).
 
-        Under the full softmax at ``temperature`` (1 for greedy); ``adapter=False`` scores the base.
+        In fp32, or in the model's own precision where that is higher, under the full softmax at
+        ``temperature`` (1 for greedy); ``adapter=False`` scores the base. With gradients on, a
+        part must be back-propagated before the next is asked for, and the iterator run to its end.
         """
-        if not adapter:
-            with self.model.disable_adapter():
-                return self._score(row, temperature)
-        return self._score(row, temperature)
-
-    def _score(self, row: Row, temperature: float) -> tuple[Tensor, Tensor]:
-        output = self.model(
-            input_ids=row.input_ids,
-            position_ids=row.position_ids,
-            attention_mask=row.mask,
-            logits_to_keep=row.scored,
-            use_cache=False,
-        )
-        logits = output.logits[0]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if temperature not in (0.0, 1.0):
-            logits = logits / temperature
-        log_z = logits.logsumexp(-1)
-        chosen = logits.gather(-1, row.targets[:, None])[:, 0]
-        with torch.no_grad():
-            entropy = log_z - (logits.softmax(-1) * logits).sum(-1)
-        return chosen - log_z, entropy.detach()
+        return scored(self._scorer, unit, temperature=temperature, adapter=adapter)
 
     def adapter_state(self) -> dict[str, Tensor]:
         """The adapter's weights under PEFT's names on disk, detached, on the CPU."""

@@ -1,8 +1,9 @@
-"""One optimizer update from one batch: pack, score, back-propagate, clip, step.
+"""One optimizer update from one batch: lay out, score, back-propagate, sum, clip, step.
 
 What teaches nothing is skipped before the backward pass: a trajectory of zero advantage has no
 gradient at ``kl_beta`` 0. It still counts in the normaliser. A batch without any gradient skips
-the update whole: no decay, no momentum.
+the update whole: no decay, no momentum. With several ranks every decision is taken on figures of
+all of them, so that each does the same.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nbtrain.rollout.collector import JudgedGroup
+from nbtrain.rollout.ranks import Alone, Ranks
+from nbtrain.training.history import AdapterHistory
 from nbtrain.training.loss import Level, LossParts, Tokens, policy_loss
-from nbtrain.training.packing import Packable, build_row, plan_rows
+from nbtrain.training.packing import DEFAULT, Layout, Part, Unit
 from nbtrain.training.policy import Policy
-
-ROW_TOKENS = 768
-"""Tokens of a packed row. Attention in a row is dense, so cost grows with its square."""
+from nbtrain.training.prefix import plan_units
+from nbtrain.training.ratios import Below, Member, OldPolicies
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,12 @@ class UpdateSettings:
     kl_beta: float
     temperature: float
     max_grad_norm: float
-    row_tokens: int = ROW_TOKENS
+    layout: Layout = DEFAULT
 
 
 @dataclass(slots=True)
 class UpdateReport:
-    """What an update did. ``skipped`` is the reason when no weight moved; sums are over tokens."""
+    """What an update did. ``skipped`` is the reason when no weight moved."""
 
     applied: bool
     skipped: str | None
@@ -53,8 +56,35 @@ class UpdateReport:
         return None if value is None else float(value)
 
 
+_SUMS = (
+    "members",
+    "kept",
+    "advantages",
+    "loss",
+    "tokens",
+    "clipped",
+    "ratios",
+    "kl",
+    "entropy",
+    "gap",
+    "compared",
+    "stale",
+    "lags",
+    "recomputed",
+    "capped",
+    "unkept",
+)
+_MAXIMA = ("ratio_max", "lag_max")
+
+
 class Updater:
-    """Owns the optimizer. ``tick`` is called between micro-batches and raises to stop a run."""
+    """Owns the optimizer.
+
+    ``tick`` is called between micro-batches and raises to stop a run. ``ranks`` train together:
+    the loss's normaliser, the gradient, what is skipped and the metrics are those of all.
+    ``history`` is needed below fp32 when batches may hold tokens of older policies; the updater
+    keeps the current adapter in it before each update.
+    """
 
     def __init__(
         self,
@@ -63,90 +93,139 @@ class Updater:
         *,
         weight_decay: float,
         tick: Callable[[], None] = lambda: None,
+        ranks: Ranks | None = None,
+        history: AdapterHistory | None = None,
     ) -> None:
         self.policy = policy
         self.settings = settings
+        self.history = history
         self._tick = tick
+        self._ranks = ranks or Alone()
+        self._parameters = list(policy.trainable.values())
         self.optimizer = torch.optim.AdamW(
-            list(policy.trainable.values()), lr=0.0, weight_decay=weight_decay
+            self._parameters,
+            lr=0.0,
+            weight_decay=weight_decay,
+            fused=policy.device.type in ("cpu", "cuda"),
         )
 
-    def update(self, groups: Sequence[JudgedGroup], learning_rate: float) -> UpdateReport:
-        """Train on ``groups``, each trajectory sampled wholly by the current policy.
+    def update(
+        self, groups: Sequence[JudgedGroup], learning_rate: float, *, version: int
+    ) -> UpdateReport:
+        """Train on this rank's ``groups``; ``version`` is the policy version of the weights.
 
-        Groups and trajectories are taken in the order of their ids.
+        Groups and trajectories are taken in the order of their ids. Tokens may be of ``version``
+        or older.
+
+        Raises
+        ------
+        ValueError
+            When a token claims a later version.
         """
-        members = [
+        if self.history is not None:
+            self.history.keep(version)
+        advantages, members = self._members(groups, version)
+        counts = [
+            sum(column)
+            for column in zip(*self._ranks.gather((len(advantages), len(members))), strict=True)
+        ]
+        if not counts[0]:
+            return UpdateReport(False, "no eligible group", {})
+        if not counts[1]:
+            return UpdateReport(False, "no gradient: every advantage is 0", {})
+        gradient = self._attach_gradient()
+        try:
+            totals = self._backward(members, normaliser=counts[0], version=version)
+            totals |= {
+                "members": len(advantages),
+                "kept": len(members),
+                "advantages": sum(map(abs, advantages)),
+            }
+            self._ranks.sum([gradient])
+            return self._apply(gradient, self._metrics(totals), learning_rate)
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _members(
+        self, groups: Sequence[JudgedGroup], version: int
+    ) -> tuple[list[float], list[Member]]:
+        """Advantages of all eligible trajectories, and those of them that have a gradient."""
+        eligible = [
             (trajectory, advantage)
             for judged in sorted(groups, key=lambda judged: judged.group.group_id)
-            for trajectory, admission, advantage in zip(
-                judged.group.trajectories, judged.admissions, judged.advantages, strict=True
+            for trajectory, admission, advantage in sorted(
+                zip(judged.group.trajectories, judged.admissions, judged.advantages, strict=True),
+                key=lambda row: row[0].trajectory_id,
             )
             if admission.eligible
         ]
-        if not members:
-            return UpdateReport(False, "no eligible group", {})
-        kept = [
-            (trajectory, advantage)
-            for trajectory, advantage in members
-            if trajectory.token_ids and (advantage != 0.0 or self.settings.kl_beta > 0)
+        members = [
+            Member.of(trajectory, advantage, version)
+            for trajectory, advantage in eligible
+            if trajectory.output_tokens and (advantage != 0.0 or self.settings.kl_beta > 0)
         ]
-        if not kept:
-            return UpdateReport(False, "no gradient: every advantage is 0", {})
-        self.optimizer.zero_grad(set_to_none=True)
-        metrics = self._backward(kept, normaliser=len(members))
-        advantages = [advantage for _, advantage in members]
-        metrics["advantage_mean_abs"] = sum(map(abs, advantages)) / len(advantages)
-        return self._apply(metrics, learning_rate)
+        return [advantage for _, advantage in eligible], members
 
-    def _backward(self, kept: list[Any], *, normaliser: int) -> dict[str, Any]:
-        items = [Packable(t.prompt_ids, tuple(t.token_ids), advantage) for t, advantage in kept]
-        sums = dict.fromkeys(("loss", "clipped", "kl", "entropy", "gap", "tokens"), 0.0)
-        largest = 0.0
-        for plan in plan_rows(items, row_tokens=self.settings.row_tokens):
+    def _attach_gradient(self) -> Tensor:
+        """One zeroed vector, of which every parameter's gradient is a view."""
+        sizes = [parameter.numel() for parameter in self._parameters]
+        first = self._parameters[0]
+        flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        for parameter, piece in zip(self._parameters, torch.split(flat, sizes), strict=True):
+            parameter.grad = piece.view_as(parameter)
+        return flat
+
+    def _backward(
+        self, members: list[Member], *, normaliser: int, version: int
+    ) -> dict[str, float]:
+        items = [member.item for member in members]
+        units = plan_units(items, self.settings.layout, self.policy.device, packs=self.policy.packs)
+        old = OldPolicies(members, version=version, history=self.history, exact=self.policy.exact)
+        old.recompute(units, lambda unit: self._scored(unit))
+        totals = dict.fromkeys(_SUMS + _MAXIMA, 0.0)
+        for member in members:
+            totals["stale"] += sum(lag > 0 for lag in member.lags)
+            totals["lags"] += sum(member.lags)
+            totals["lag_max"] = max(totals["lag_max"], *member.lags)
+        for unit in units:
+            references = self._references(unit)
+            for number, (part, new, entropy) in enumerate(self._scored(unit)):
+                below = old.below(part, new)
+                parts = self._loss(part, members, new, below, references[number], normaliser)
+                torch.autograd.backward(parts.loss)
+                _add(totals, parts, below, float(entropy.sum()), len(new))
+        return totals
+
+    def _scored(self, unit: Unit, *, adapter: bool = True) -> Any:
+        for part, new, entropy in self.policy.scored(
+            unit, temperature=self.settings.temperature, adapter=adapter
+        ):
             self._tick()
-            row = build_row(plan, items, self.policy.device)
-            new, entropy = self.policy.logprobs(row, temperature=self.settings.temperature)
-            reference = None
-            if self.settings.kl_beta > 0:
-                with torch.no_grad():
-                    reference, _ = self.policy.logprobs(
-                        row, temperature=self.settings.temperature, adapter=False
-                    )
-            parts = self._loss(row, items, new, reference, normaliser)
-            torch.autograd.backward(parts.loss)
-            sampled = [x for number in row.members for x in kept[number][0].logprobs]
-            gap = (new.detach() - torch.tensor(sampled, device=new.device)).abs().sum()
-            sums["loss"] += float(parts.loss.detach())
-            sums["clipped"] += float(parts.clipped)
-            sums["kl"] += float(parts.kl)
-            sums["entropy"] += float(entropy.sum())
-            sums["gap"] += float(gap)
-            sums["tokens"] += len(sampled)
-            largest = max(largest, float(parts.ratio))
-        tokens = sums["tokens"]
-        return {
-            "loss": sums["loss"],
-            "clipped_share": sums["clipped"] / tokens,
-            "kl": sums["kl"] / tokens if self.settings.kl_beta > 0 else None,
-            "entropy": sums["entropy"] / tokens,
-            "sampler_gap": sums["gap"] / tokens,
-            "ratio_max": largest,
-            "trained_tokens": int(tokens),
-            "trained_trajectories": len(kept),
-            "batch_trajectories": normaliser,
-        }
+            yield part, new, entropy
+
+    def _references(self, unit: Unit) -> list[Tensor | None]:
+        """Log-probs under the base model, part by part; ``None`` where KL does not count."""
+        if self.settings.kl_beta == 0:
+            return [None] * len(unit.parts)
+        with torch.no_grad():
+            return [new for _, new, _ in self._scored(unit, adapter=False)]
 
     def _loss(
-        self, row: Any, items: list[Packable], new: Any, reference: Any, normaliser: int
+        self,
+        part: Part,
+        members: list[Member],
+        new: Tensor,
+        below: Below,
+        reference: Tensor | None,
+        normaliser: int,
     ) -> LossParts:
         advantages = torch.tensor(
-            [items[number].advantage for number in row.members],
+            [members[number].advantage for number in part.members],
             dtype=new.dtype,
             device=new.device,
         )
         return policy_loss(
-            Tokens(new, row.segments, row.lengths, None, reference),
+            Tokens(new, part.segments, part.lengths, below.old, reference, below.mismatch),
             advantages,
             level=self.settings.level,
             clip_low=self.settings.clip_low,
@@ -155,20 +234,42 @@ class Updater:
             normaliser=normaliser,
         )
 
-    def _apply(self, metrics: dict[str, Any], learning_rate: float) -> UpdateReport:
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(
-                list(self.policy.trainable.values()), self.settings.max_grad_norm
-            )
-        )
+    def _metrics(self, totals: dict[str, float]) -> dict[str, Any]:
+        """Figures of all ranks. Shares and means are over trained tokens unless named otherwise."""
+        every = self._ranks.gather(totals)
+        total = {name: math.fsum(one[name] for one in every) for name in _SUMS}
+        tokens = total["tokens"]
+        return {
+            "loss": total["loss"],
+            "clipped_share": total["clipped"] / tokens,
+            "ratio_max": max(one["ratio_max"] for one in every),
+            "ratio_mean": total["ratios"] / tokens,
+            "kl": total["kl"] / tokens if self.settings.kl_beta > 0 else None,
+            "entropy": total["entropy"] / tokens,
+            "sampler_gap": _share(total["gap"], total["compared"]),
+            "stale_token_share": total["stale"] / tokens,
+            "stale_unkept_share": total["unkept"] / tokens,
+            "lag_mean": total["lags"] / tokens,
+            "lag_max": int(max(one["lag_max"] for one in every)),
+            "importance_capped_share": _share(total["capped"], total["recomputed"]),
+            "trained_tokens": int(tokens),
+            "trained_trajectories": int(total["kept"]),
+            "batch_trajectories": int(total["members"]),
+            "advantage_mean_abs": total["advantages"] / total["members"],
+        }
+
+    def _apply(
+        self, gradient: Tensor, metrics: dict[str, Any], learning_rate: float
+    ) -> UpdateReport:
+        norm = float(gradient.norm())
         metrics["grad_norm"] = norm
         if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
-            self.optimizer.zero_grad(set_to_none=True)
             return UpdateReport(False, "loss or gradient is not finite", metrics, finite=False)
+        if norm > self.settings.max_grad_norm:
+            gradient.mul_(self.settings.max_grad_norm / norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         return UpdateReport(True, None, metrics)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
@@ -193,6 +294,36 @@ class Updater:
         for name, state in by_name.items():
             parameter = self.policy.trainable[name]
             self.optimizer.state[parameter] = {
-                part: value.clone() if part == "step" else value.to(parameter.device, copy=True)
-                for part, value in state.items()
+                part: value.to(parameter.device, copy=True) for part, value in state.items()
             }
+
+
+def _add(
+    totals: dict[str, float], parts: LossParts, below: Below, entropy: float, tokens: int
+) -> None:
+    loss, clipped, largest, ratios, kl = torch.stack(
+        [
+            value.detach().to(torch.float64)
+            for value in (parts.loss, parts.clipped, parts.ratio, parts.ratios, parts.kl)
+        ]
+    ).tolist()
+    if parts.capped is not None and below.recomputed is not None:
+        totals["recomputed"] += int(below.recomputed.sum())
+        totals["capped"] += int((parts.capped & below.recomputed).sum())
+    for name, value in (
+        ("loss", loss),
+        ("clipped", clipped),
+        ("ratios", ratios),
+        ("kl", kl),
+        ("entropy", entropy),
+        ("tokens", tokens),
+        ("gap", below.gap),
+        ("compared", below.compared),
+        ("unkept", below.unkept),
+    ):
+        totals[name] += value
+    totals["ratio_max"] = max(totals["ratio_max"], largest)
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
