@@ -179,7 +179,12 @@ def _prctl(option: int, value: int) -> bool:
         return False
 
 
-def die_with_parent(expected_parent_pid: int | None = None) -> None:
+def die_with_parent(
+    expected_parent_pid: int | None = None,
+    *,
+    signum: signal.Signals = signal.SIGKILL,
+    watch: bool = True,
+) -> None:
     """From now on this process is killed (SIGKILL) when its parent is gone. Call it first of all.
 
     ``expected_parent_pid`` (default: the parent now) is the pid that the parent handed over; when
@@ -189,17 +194,19 @@ def die_with_parent(expected_parent_pid: int | None = None) -> None:
     Linux's parent-death signal does it within milliseconds, whatever this process is doing, but
     fires when the *thread* that started it ends: start such processes from a thread that outlives
     them. A daemon thread that looks at the parent every 0.5 s stands behind it, and alone where
-    there is no such signal; it cannot run while other code holds the GIL.
+    there is no such signal; it cannot run while other code holds the GIL. A process that forks
+    others, and must have no threads, leaves it out with ``watch`` false where the signal works.
+    One that has to end others first gets ``signum`` instead of SIGKILL.
     """
     global _watching
     parent = os.getppid() if expected_parent_pid is None else expected_parent_pid
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signalled = _prctl(_PR_SET_PDEATHSIG, signum)
     # The parent may have died just before the signal was asked for.
     identity = process_identity(parent)
     if os.getppid() != parent or identity is None:
         _die()
         return
-    if _watching == (os.getpid(), parent):
+    if _watching == (os.getpid(), parent) or (signalled and not watch):
         return
     _watching = (os.getpid(), parent)
     threading.Thread(

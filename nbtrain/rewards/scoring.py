@@ -12,6 +12,7 @@ import copy
 import inspect
 import math
 import numbers
+import re
 import signal
 import time
 import traceback
@@ -28,6 +29,9 @@ ERROR_LIMIT = 20_000
 """Most characters of an error that are kept."""
 
 _MESSAGE_SHARE = 4_000
+
+# What calls user code; frames of it at the top of a traceback tell the user nothing.
+_OURS = re.compile(r"nbtrain\.rewards\.scoring$|nbtrain\.environments\.episode$|asyncio(\.|$)")
 
 
 class Unit(NamedTuple):
@@ -330,6 +334,6 @@ def describe(error: BaseException) -> str:
 
 def _without_ours(error: BaseException) -> BaseException:
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_globals.get("__name__") == __name__:
+    while frame is not None and _OURS.match(frame.tb_frame.f_globals.get("__name__") or ""):
         frame = frame.tb_next
     return error.with_traceback(frame or error.__traceback__)
