@@ -201,11 +201,17 @@ def tiny_model(
     model: PreTrainedModel = classes[type(config)](config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 and "embed" not in name and "wte" not in name:
+            if _projects(name, parameter):
                 parameter.mul_(spread)
         head = model.get_output_embeddings().weight
         head.mul_(2.0 / (head.std() * head.shape[1] ** 0.5))
     return model.to(dtype).eval()
+
+
+def _projects(name: str, parameter: nn.Parameter) -> bool:
+    """Whether it is the matrix of a linear layer; what steers a recurrence would make it wild."""
+    wild = ("embed", "wte", "conv", "dt_proj", "x_proj")
+    return parameter.ndim == 2 and name.endswith("weight") and not any(w in name for w in wild)
 
 
 def with_lora(model: PreTrainedModel, *, seed: int = 1, scale: float = 0.05) -> nn.Module:

@@ -105,6 +105,9 @@ class ModelCall:
         self._extra = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
         self._states: list[dict[str, Any]] = []
         self.device = next(model.parameters()).device
+        kinds = {parameter.dtype for parameter in model.parameters()}
+        self.dtype = min((d for d in kinds if d.is_floating_point), key=lambda d: d.itemsize)
+        """The least precise type among the weights: what accuracy to expect of the logits."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -152,7 +155,7 @@ class CausalForward(ModelCall):
             except (TypeError, ValueError, RuntimeError, AttributeError) as exc:
                 msg = f"the model cannot be run with the ragged sampler's cache: {exc}"
                 raise ValueError(msg) from exc
-        check_gap(ours, own, self.shape.dtype, "ragged")
+        check_gap(ours, own, self.dtype, "ragged")
 
     def __call__(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache) -> Tensor:
         """Logits (rows, vocabulary) after the last column of ``ids`` (rows, columns)."""

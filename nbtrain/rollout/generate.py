@@ -75,7 +75,7 @@ class _OwnCacheForward(ModelCall):
             except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as exc:
                 msg = f"the model cannot be decoded with a cache of its own: {exc}"
                 raise ValueError(msg) from exc
-        check_gap(ours, own, own.dtype, "plain")
+        check_gap(ours, own, self.dtype, "plain")
         self.vocabulary = vocabulary
         one, four = sizes
         self.bytes_per_token = math.ceil((four - one) / 3)
