@@ -58,6 +58,27 @@ def test_groups_add_up(trained: Run) -> None:
     assert groups["settled"].all()
 
 
+def test_every_group_is_a_row_with_its_budget(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored.train(run)
+    for number in range(1, 4):
+        groups = [{"group_id": 2 * number + n, "budget": 64 << n} for n in (0, 1)]
+        stored.writer(run).commit_step({"step": number}, groups)
+    assert run.sampled_groups()["group_id"].tolist() == [2, 3, 4, 5, 6, 7]
+    assert run.sampled_groups(2)["budget"].tolist() == [64, 128]
+    monkeypatch.setattr(tables, "NEWEST", 3)
+    newest = run.sampled_groups()
+    assert (newest["group_id"].tolist(), newest.attrs["left_off"]) == ([5, 6, 7], 3)
+
+
+def test_metrics_have_a_column_for_every_figure_of_the_ledger(trained: Run) -> None:
+    stored.step(trained, 5, correct=3, turns_mean=1.5)
+    metrics = trained.metrics
+    assert set(tables.LEDGER_FIGURES) <= set(metrics.columns)
+    assert metrics["stale_trajectories"].dtype == "float64"
+    assert metrics["correct"].tolist()[-1] == 3
+    assert metrics.columns.is_unique
+
+
 def test_validation(trained: Run) -> None:
     rounds = trained.validation
     assert rounds["step"].tolist() == [0, 2, 4]

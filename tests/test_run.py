@@ -289,6 +289,48 @@ def test_the_summary_reads_only_what_is_new_and_ends_whole(run: Run) -> None:
     assert [r for _, r in glance.refresh().rewards] == [0.1, 0.2, 0.35, 0.4]
 
 
+def test_the_summary_sees_what_changes_of_steps_that_were_not_settled(run: Run) -> None:
+    stored.train(run)
+    write = stored.writer(run).commit_step
+    for number in range(1, 31):
+        write({"step": number, "avg_reward": 0.1, "settled": number not in (4, 29)})
+    glance = run.glance()
+    assert len(glance.refresh().rewards) == 30
+    write({"step": 31, "avg_reward": 0.2}, amend={4: {"avg_reward": 0.4, "settled": True}})
+    seen = dict(glance.refresh().rewards)
+    assert (len(seen), seen[4], seen[29], seen[31]) == (31, 0.4, 0.1, 0.2)
+    write({"step": 32, "avg_reward": 0.3}, amend={29: {"avg_reward": 0.9, "settled": True}})
+    seen = dict(glance.refresh().rewards)
+    assert (len(seen), seen[29], list(seen)) == (32, 0.9, list(range(1, 33)))
+
+
+def test_turns_are_shown_with_their_roles(client: Client, run: Run) -> None:
+    stored.train(run)
+    call = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+    turns = [
+        {"role": "assistant", "content": "let me <see>", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "3"},
+        {"role": "assistant", "content": [{"type": "text", "text": "It is 3"}]},
+    ]
+    text = {"prompt": [{"role": "user", "content": "1 + 2?"}], "completion": turns, "terms": {}}
+    row = {"trajectory_id": 1, "group_id": 1, "sample": 0, "reward": 1.0, "turns": 2}
+    stored.writer(run).commit_step({"step": 1}, (), [row | {"text": text, "verdict": "<used>"}])
+    told = [
+        "assistant: let me <see>",
+        'calls add {"a": 1, "b": 2}',
+        "tool (add): 3",
+        "assistant: It is 3",
+    ]
+    assert run.texts()["completion"][0].splitlines() == told
+    assert "&lt;see&gt;" in run.texts().to_html()
+    (item,) = client.trajectories.list(run.id)
+    assert item.transcript.splitlines() == ["user: 1 + 2?", *told]
+    assert item.completion == turns
+    assert "&lt;see&gt;" in item._repr_html_()
+    assert "<used>" not in item._repr_html_()
+    assert run.trajectories["turns"].tolist() == [2]
+
+
 def test_the_log_is_text_and_says_what_it_leaves_off(run: Run) -> None:
     assert run.log == ""
     logs = run.folder / "logs"

@@ -168,9 +168,7 @@ class TrajectoryItem:
     @property
     def transcript(self) -> str:
         """Prompt and completion as one text, each message with its role before it."""
-        return str(
-            as_turns([m for side in _conversation(self.prompt, self.completion) for m in side])
-        )
+        return str(as_turns(_conversation(self.prompt, self.completion)))
 
     @property
     def terms(self) -> dict[str, float | None]:

@@ -70,6 +70,11 @@ class Facts:
         return list(self.steps[-RECENT:])
 
     @property
+    def waited(self) -> float:
+        """Seconds since the phase began."""
+        return 0.0 if self.waiting_since is None else max(0.0, self.now - self.waiting_since)
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more will happen."""
         return self.phase in (Phase.COMPLETED, Phase.FAILED, Phase.CANCELLED)

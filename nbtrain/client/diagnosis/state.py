@@ -54,7 +54,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
     if phase is Phase.PAUSED:
         yield Finding("paused", "hint", "The run is paused; nothing happens until it is resumed.")
         return
-    waited = max(0.0, facts.now - (facts.waiting_since or facts.now))
+    waited = facts.waited
     told = f": {facts.waits_for}" if facts.waits_for else ""
     yield Finding(
         "waiting",
@@ -68,7 +68,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
 def first_step(facts: Facts) -> Iterator[Finding]:
     """Training goes on, and no step is complete."""
     if facts.phase == Phase.TRAINING and facts.completed_steps <= facts.start_step:
-        waited = max(0.0, facts.now - (facts.waiting_since or facts.now))
+        waited = facts.waited
         yield Finding(
             "no step yet",
             "problem" if waited > _LONG_WAIT else "hint",
