@@ -18,7 +18,8 @@ calm = settings(deadline=None)
 
 NOT_HASHED = {
     "trajectory_timeout_seconds", "batch_timeout_seconds", "reward_timeout_seconds", "sampler",
-    "checkpoint_interval_steps", "keep_checkpoints", "max_total_trajectories",
+    "gpus", "reward_workers", "environment_workers", "checkpoint_interval_steps",
+    "keep_checkpoints", "max_total_trajectories",
     "max_total_output_tokens", "max_wall_clock_seconds",
     *(name for name in OPTIONS if name.startswith("val_")),
 }  # fmt: skip
@@ -32,11 +33,9 @@ RECIPE: dict[str, Any] = {
 
 def test_hashed_is_what_changes_the_trained_weights() -> None:
     values = World().plan({}).options
-    assert set(OPTIONS) - set(hashed_options(values)) == NOT_HASHED | {
-        "max_concurrent_trajectories"
-    }
-    stale = hashed_options(values | {"max_staleness": 3})
-    assert set(OPTIONS) - set(stale) == NOT_HASHED
+    assert set(OPTIONS) - set(hashed_options(values)) == NOT_HASHED
+    fresh = hashed_options(values | {"max_staleness": 0})
+    assert set(OPTIONS) - set(fresh) == NOT_HASHED | {"max_concurrent_trajectories"}
 
 
 def test_a_hash_is_64_hex_digits_and_stays_the_same_between_versions() -> None:
@@ -50,7 +49,7 @@ def test_a_hash_is_64_hex_digits_and_stays_the_same_between_versions() -> None:
         train_digest=plan.workload.train_digest,
         parent_checkpoint_id=None,
     )
-    assert plan.config_hash.startswith("089c8bbd7ad4")
+    assert World().plan({"max_staleness": 0}).config_hash.startswith("089c8bbd7ad4")
 
 
 @pytest.mark.parametrize(

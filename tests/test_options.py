@@ -12,9 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import BaseModel
 
+from nbtrain.plan.defaults import (
+    EFFORTS,
+    STALE_GSPO_CLIP,
+    budgets,
+    checkpoint_interval,
+    concurrency,
+)
 from nbtrain.plan.fields import Option, check, show
 from nbtrain.plan.listing import list_options, model_options
-from nbtrain.plan.defaults import budgets, checkpoint_interval, concurrency
 from nbtrain.plan.options import OPTIONS
 
 calm = settings(deadline=None)
@@ -34,7 +40,7 @@ PROMISED: dict[str, tuple[str, Any, Any, Any]] = {
     "max_staleness": ("integer", 0, 100, 3),
     "load_weights_only": ("boolean", None, None, False),
     "density_aware_training": ("boolean", None, None, False),
-    "train_on_truncation": ("boolean", None, None, False),
+    "train_on_truncation": ("boolean", None, None, "computed"),
     "train_on_timeout": ("boolean", None, None, False),
     "train_on_error": ("boolean", None, None, False),
     "train_on_all_fail": ("boolean", None, None, False),
@@ -77,6 +83,9 @@ EXTENSIONS: dict[str, tuple[str, Any, Any, Any]] = {
     "seed": ("integer", 0, ..., 42),
     "precision": ("text", None, None, "computed"),
     "sampler": ("text", None, None, "auto"),
+    "gpus": ("integer", 1, 64, 1),
+    "reward_workers": ("integer", 1, 256, None),
+    "environment_workers": ("integer", 1, 1024, None),
     "reward_timeout_seconds": ("number", ..., ..., 60.0),
     "checkpoint_interval_steps": ("integer", 1, ..., "computed"),
     "keep_checkpoints": ("integer", 1, ..., None),
@@ -84,20 +93,6 @@ EXTENSIONS: dict[str, tuple[str, Any, Any, Any]] = {
     "max_total_output_tokens": ("integer", 1, ..., None),
     "max_wall_clock_seconds": ("integer", 1, ..., None),
 }
-HONOURED = {
-    "num_steps", "algorithm", "batch_size", "group_size", "min_trajectories_per_group",
-    "learning_rate", "lr_warmup_steps", "lr_hold_steps", "lr_min_ratio", "load_weights_only",
-    "train_on_truncation", "train_on_timeout", "train_on_error", "train_on_all_fail",
-    "train_on_all_pass", "train_on_zero_advantage", "max_concurrent_trajectories",
-    "max_output_tokens_per_turn", "max_output_tokens_per_trajectory", "temperature", "top_p",
-    "top_k", "val_enabled", "val_interval_steps", "val_num_tasks", "val_trajectories_per_task",
-    "val_max_concurrent_trajectories", "max_staleness",
-}  # fmt: skip
-LATER_EXTENSIONS = {
-    "keep_checkpoints", "max_total_trajectories", "max_total_output_tokens",
-    "max_wall_clock_seconds",
-}  # fmt: skip
-
 bounded = st.sampled_from([o for o in OPTIONS.values() if o.min is not None or o.max is not None])
 
 
@@ -121,13 +116,6 @@ def test_type_bounds_and_default_are_the_promised_ones(name: str) -> None:
     assert option.help.endswith(".")
 
 
-def test_what_is_built_is_what_is_promised_for_now() -> None:
-    built = {name for name, option in OPTIONS.items() if option.built}
-    assert built & set(PROMISED) == HONOURED
-    assert set(EXTENSIONS) - built == LATER_EXTENSIONS
-    assert OPTIONS["max_staleness"].built_values == (3, 0)
-
-
 def test_a_computed_default_looks_only_at_options_before_it() -> None:
     values: dict[str, Any] = {}
     for option in OPTIONS.values():
@@ -136,7 +124,7 @@ def test_a_computed_default_looks_only_at_options_before_it() -> None:
     assert values["max_concurrent_trajectories"] == 512
     assert values["val_max_output_tokens_per_turn"] == values["max_output_tokens_per_turn"] == 256
     assert values["lora_alpha"] == 32
-    assert (values["clip_low"], values["clip_high"]) == (3e-4, 4e-4)
+    assert (values["clip_low"], values["clip_high"]) == STALE_GSPO_CLIP
     assert values["precision"] == "fp32"
     json.dumps(values, allow_nan=False)
 
@@ -204,7 +192,9 @@ def test_good_values_are_kept_in_their_own_type(name: str, value: object, kept: 
         ("algorithm", "GRPO", "has no choice 'GRPO'", "Write grpo"),
         ("algorithm", 3, "needs text, found 3", "Put it in quotes"),
         ("algorithm", "sft", "sft is not built yet", None),
-        ("sampler", "vllm", "vllm is not built yet", None),
+        ("sampler", "sglang", "has no choice 'sglang'", None),
+        ("reasoning_effort", "most", "has no choice 'most'", None),
+        ("reasoning_effort", "LOW", "has no choice 'LOW'", "Write low"),
         ("precision", "fp16", "has no choice 'fp16'", None),
         ("lora_target_modules", [".*q_proj"], "needs text, found a list", "regular expression"),
         ("lora_target_modules", "*.q_proj", "is no valid regular expression", "whole module path"),
@@ -329,6 +319,84 @@ def test_checkpoints_line_up_for_every_length(num_steps: int, val_interval: int)
     assert interval % val_interval == 0 or val_interval % interval == 0
 
 
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(8, (1, 2, 4, 8)), (100, (13, 25, 50, 100)), (256, (32, 64, 128, 256)), (1, (1,))],
+)
+def test_density_gives_an_eighth_a_quarter_a_half_and_all(
+    limit: int, expected: tuple[int, ...]
+) -> None:
+    assert budgets(limit) == expected
+
+
+@calm
+@given(st.integers(1, 2_097_152))
+def test_budgets_rise_to_the_limit_and_never_round_down(limit: int) -> None:
+    found = budgets(limit)
+    assert found[-1] == limit
+    assert list(found) == sorted(set(found))
+    assert len(found) == 4 or limit < 5
+    assert (found[0] - 1) * 8 < limit <= found[0] * 8
+
+
+def test_levels_of_thinking_are_the_model_s() -> None:
+    thinker = BaseModel("thinker", thinking=("off", "low", "high"))
+    option = OPTIONS["reasoning_effort"]
+    assert option.offered(None) == EFFORTS
+    assert check(option, "high", model=thinker) == ("high", None)
+    _, problem = check(option, "medium", model=thinker)
+    assert problem is not None
+    assert "has no choice 'medium' with thinker" in problem.message
+    assert problem.allowed == "off or low or high, or null"
+    _, problem = check(option, "low", model=TINY)
+    assert problem is not None
+    assert problem.allowed == "null"
+    listed = {info.name: info for info in model_options(thinker)}
+    assert listed["reasoning_effort"].choices == ("off", "low", "high")
+    assert listed["val_reasoning_effort"].choices == ("off", "low", "high")
+    assert {info.name: info.choices for info in model_options(TINY)}["reasoning_effort"] == ()
+
+
+@pytest.mark.parametrize(
+    ("levels", "lowest"),
+    [
+        ((), None),
+        (("off", "on"), "on"),
+        (("off", "minimal", "low"), "minimal"),
+        (("low", "high"), "low"),
+        (("off", "max"), "max"),
+    ],
+)
+def test_left_out_is_the_least_thinking_and_never_none(
+    levels: tuple[str, ...], lowest: str | None
+) -> None:
+    compute = OPTIONS["reasoning_effort"].compute
+    assert compute is not None
+    assert compute({}, BaseModel(thinking=levels)) == lowest
+
+
+def test_the_clip_of_gspo_widens_with_staleness() -> None:
+    low, high = (OPTIONS[name].compute for name in ("clip_low", "clip_high"))
+    assert low is not None
+    assert high is not None
+
+    def clip(algorithm: str, staleness: int) -> tuple[float, float]:
+        values = {"algorithm": algorithm, "max_staleness": staleness}
+        return low(values, TINY), high(values, TINY)
+
+    assert clip("gspo", 0) == (3e-4, 4e-4)
+    assert clip("gspo", 1) == clip("gspo", 100) == STALE_GSPO_CLIP
+    assert clip("grpo", 0) == clip("grpo", 8) == (0.2, 0.2)
+    assert "for gspo (0.0003 at max_staleness 0), 0.2 for grpo" in OPTIONS["clip_low"].computed
+    assert "clips most sequences" in OPTIONS["clip_low"].help
+
+
+def test_no_text_speaks_of_what_is_not_there() -> None:
+    for info in model_options(TINY):
+        assert "version" not in info.description
+        assert " yet" not in info.description
+
+
 def test_the_default_concurrency_is_clamped_to_its_bound() -> None:
     assert concurrency(32, 8) == 512
     assert concurrency(256, 32) == OPTIONS["max_concurrent_trajectories"].max == 1024
@@ -357,7 +425,6 @@ def test_a_computed_default_is_listed_as_null() -> None:
         assert (info.default_kind == "computed") == computed
         assert info.default is None or not computed
         assert ("Left out: " in info.description) == computed
-        assert ("Not built yet" in info.description) == (not info.built)
     listed = {info.name: info for info in model_options(None)}
     assert listed["max_staleness"].default == 3
     assert listed["algorithm"].choices == ("gspo", "grpo")

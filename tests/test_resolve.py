@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from plan_world import BaseModel, Checkpoint, Workload, World, digest
 
 from nbtrain.errors import PlanRefused, Problem
 from nbtrain.plan.options import OPTIONS
+from nbtrain.plan.registry import MachineInfo
 from nbtrain.plan.resolve import resolve
-from nbtrain.plan.resolved import ResolvedPlan, Setting
-from nbtrain.plan.rules import hints, validation_rounds
+from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.plan.rules import validation_rounds
 from nbtrain.plan.schedule import schedule_of, trace
 from nbtrain.plan.source import parse
 
@@ -49,7 +51,7 @@ OTHER: dict[str, Any] = {
     "train_on_zero_advantage": True, "max_concurrent_trajectories": 300,
     "max_turns_per_trajectory": 3, "max_output_tokens_per_turn": 16,
     "max_output_tokens_per_trajectory": 32, "trajectory_timeout_seconds": 60,
-    "batch_timeout_seconds": 8000, "reasoning_effort": "low", "temperature": 0.7, "top_p": 0.9,
+    "batch_timeout_seconds": 8000, "reasoning_effort": "high", "temperature": 0.7, "top_p": 0.9,
     "top_k": 20, "max_staleness": 2, "val_enabled": False, "val_interval_steps": 5,
     "val_num_tasks": 8, "val_trajectories_per_task": 2, "val_max_concurrent_trajectories": 10,
     "val_final_wait_timeout_seconds": 5, "val_reasoning_effort": "off", "val_temperature": 0.0,
@@ -57,8 +59,10 @@ OTHER: dict[str, Any] = {
     "val_max_output_tokens_per_trajectory": 9, "val_max_turns_per_trajectory": 2,
     "val_trajectory_timeout_seconds": 9, "kl_beta": 0.04, "weight_decay": 0.0,
     "max_grad_norm": 0.5, "clip_low": 0.1, "clip_high": 0.3, "lora_rank": 8, "lora_alpha": 8.0,
-    "lora_target_modules": ".*q_proj", "seed": 0, "precision": "bf16", "sampler": "ragged",
-    "reward_timeout_seconds": 5.0, "checkpoint_interval_steps": 3, "keep_checkpoints": 2,
+    "lora_target_modules": ".*q_proj", "seed": 0, "precision": "bf16", "sampler": "vllm",
+    "gpus": 2,
+    "reward_workers": 2, "environment_workers": 3, "reward_timeout_seconds": 5.0,
+    "checkpoint_interval_steps": 3, "keep_checkpoints": 2,
     "max_total_trajectories": 100, "max_total_output_tokens": 1000, "max_wall_clock_seconds": 60,
 }  # fmt: skip
 
@@ -68,29 +72,24 @@ def test_the_table_below_names_every_option() -> None:
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
-def test_every_option_is_found_in_plan_and_hash_or_refused_by_name(name: str, world: World) -> None:
+def test_every_option_is_found_in_plan_and_hash(name: str, world: World) -> None:
     option = OPTIONS[name]
+    world.here = MachineInfo(vllm=True)
+    world.models[0] = BaseModel(thinking=("off", "low", "high"))
     parent = world.save(world.plan({}), 5) if name == "load_weights_only" else None
     how = {"parent": parent} if parent else {}
     base = world.plan({}, **how)
     assert OTHER[name] != base[name]
-    if not option.built or option.built_values:
-        problems = world.problems({name: OTHER[name]}, **how)
-        problem = next(p for p in problems if "not built yet" in p.message)
-        assert problem.field == name
-        assert problem.message.startswith(name)
-        assert all(p.field == name for p in problems)
-        return
     plan = world.plan({name: OTHER[name]}, **how)
     assert plan[name] == OTHER[name]
     assert plan.settings[name].origin == "stated"
-    assert (plan.config_hash != base.config_hash) == (option.hashed == "always")
+    assert (plan.config_hash != base.config_hash) == (option.hashed != "never")
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_every_option_may_be_stated_at_its_default(name: str, world: World) -> None:
     base = world.plan({})
-    value = 3 if name == "max_staleness" else base[name]
+    value = base[name]
     plan = world.plan({name: value})
     assert plan[name] == base[name]
     assert plan.config_hash == base.config_hash
@@ -114,10 +113,14 @@ def test_validation_follows_training_and_may_say_the_same(world: World) -> None:
     assert plan.settings["val_temperature"].note == "as in training"
     plan = world.plan({"temperature": 0.5, "val_temperature": 0.5})
     assert plan.settings["val_temperature"].origin == "stated"
-    problem = the(world.problems({"temperature": 0.5, "val_temperature": 1.0}))
-    assert problem.field == "val_temperature"
-    assert "not built yet" in problem.message
-    assert problem.allowed == "0.5, its default"
+    plan = world.plan({"temperature": 0.5, "val_temperature": 1.0, "val_top_k": 3})
+    assert (plan["temperature"], plan["val_temperature"], plan["val_top_k"]) == (0.5, 1.0, 3)
+    parent = world.save(plan, 5)
+    child = world.plan({"top_k": 7}, parent=parent)
+    assert (child["val_temperature"], child.origins["val_temperature"]) == (1.0, "inherited")
+    assert (child["val_top_k"], child["val_top_p"]) == (3, 1.0)
+    again = world.plan({"temperature": 0.25}, parent=world.save(world.plan({}), 5))
+    assert (again["val_temperature"], again.origins["val_temperature"]) == (0.25, "computed")
 
 
 def test_the_model_s_own_top_p_and_top_k_are_null(world: World) -> None:
@@ -125,27 +128,6 @@ def test_the_model_s_own_top_p_and_top_k_are_null(world: World) -> None:
     assert (plan["top_p"], plan["top_k"]) == (None, None)
     assert (plan["val_top_p"], plan["val_top_k"]) == (None, None)
     assert plan.settings["top_p"].origin == "stated"
-
-
-@pytest.mark.parametrize("stated", [{}, {"max_staleness": 3}, {"max_staleness": 0}])
-def test_this_version_samples_on_policy(stated: dict[str, int], world: World) -> None:
-    plan = world.plan(stated)
-    assert plan["max_staleness"] == 0
-    assert plan.config_hash == world.plan({}).config_hash
-    note = plan.settings["max_staleness"].note
-    assert (note is None) == (stated == {"max_staleness": 0})
-
-
-@pytest.mark.parametrize("value", [1, 2, 4, 100])
-def test_other_staleness_is_not_built_yet(value: int, world: World) -> None:
-    problem = the(world.problems({"max_staleness": value}))
-    assert "max_staleness" in problem.message
-    assert "not built yet" in problem.message
-    assert problem.allowed == "3 or 0"
-
-
-def test_staleness_out_of_bounds_is_out_of_bounds(world: World) -> None:
-    assert "out of bounds" in the(world.problems({"max_staleness": 101})).message
 
 
 def test_computed_values_follow_what_is_stated(world: World) -> None:
@@ -166,6 +148,158 @@ def test_computed_concurrency_is_clamped_and_says_so(world: World) -> None:
     assert "16,384" in plan.settings["max_concurrent_trajectories"].note
 
 
+# --- training across updates -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0, 1, 3, 100])
+def test_staleness_is_taken_as_stated(value: int, world: World) -> None:
+    assert world.plan({})["max_staleness"] == 3
+    plan = world.plan({"max_staleness": value})
+    assert plan["max_staleness"] == value
+    assert plan["clip_low"] == (0.02 if value else 3e-4)
+    assert (plan.config_hash == world.plan({}).config_hash) == (value == 3)
+
+
+def test_staleness_out_of_bounds_is_out_of_bounds(world: World) -> None:
+    assert "out of bounds" in the(world.problems({"max_staleness": 101})).message
+
+
+def test_density_turns_on_training_on_what_is_cut(world: World) -> None:
+    plan = world.plan({"density_aware_training": True})
+    assert (plan["train_on_truncation"], plan.origins["train_on_truncation"]) == (True, "computed")
+    assert world.plan({})["train_on_truncation"] is False
+    both = {"density_aware_training": True, "train_on_truncation": True}
+    assert world.plan(both).origins["train_on_truncation"] == "stated"
+
+
+DENSE_WITHOUT_CUT = {"density_aware_training": True, "train_on_truncation": False}
+
+
+def test_density_refuses_to_leave_out_what_is_cut(world: World) -> None:
+    body = parse("num_steps: 5\ntrain_on_truncation: false\ndensity_aware_training: true")
+    problem = the(world.problems(body))
+    assert problem.field == "train_on_truncation"
+    assert "contradicts density_aware_training true" in problem.message
+    assert problem.allowed == "true"
+    assert problem.where is not None
+    assert problem.where.line == 2
+
+
+def test_only_a_resume_with_training_state_may_leave_out_what_is_cut(world: World) -> None:
+    parent = world.save(world.plan({"train_on_truncation": False}), 5)
+    assert world.plan(DENSE_WITHOUT_CUT, parent=parent)["train_on_truncation"] is False
+    fresh = {"load_weights_only": True, "density_aware_training": True}
+    problem = the(world.problems(fresh, parent=parent))
+    assert "train_on_truncation false (inherited)" in problem.message
+    assert world.plan({"density_aware_training": True}, parent=parent)
+    quiet = world.problems(DENSE_WITHOUT_CUT, parent="abcdef")
+    assert fields(quiet) == ["parent_checkpoint_id"]
+
+
+# --- sampler, ranks, thinking ------------------------------------------------------------------
+
+GPUS = MachineInfo(gpus=2)
+WITH_VLLM = MachineInfo(gpus=2, vllm=True)
+CPU_VLLM = MachineInfo(vllm=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "needs", "machine", "picked"),
+    [
+        ("nbtrain/tiny", "ragged", MachineInfo(), "ragged"),
+        ("nbtrain/tiny", "ragged", WITH_VLLM, "ragged"),
+        ("big", "ragged", MachineInfo(), "ragged"),
+        ("big", "ragged", GPUS, "ragged"),
+        ("big", "ragged", CPU_VLLM, "ragged"),
+        ("big", "ragged", WITH_VLLM, "vllm"),
+        ("big", "generate", MachineInfo(), "generate"),
+        ("big", "generate", GPUS, "generate"),
+        ("big", "generate", WITH_VLLM, "vllm"),
+    ],
+)
+def test_auto_is_the_sampler_that_it_stands_for_here(
+    model: str, needs: Any, machine: MachineInfo, picked: str, world: World
+) -> None:
+    world.here = machine
+    world.models = [replace(m, sampler=needs) for m in world.models]
+    for options in ({}, {"sampler": "auto"}):
+        plan = world.plan(options, base_model=model)
+        assert (plan["sampler"], plan.origins["sampler"]) == (picked, "computed")
+        assert (
+            plan.config_hash
+            == world.plan(
+                {"sampler": picked} if picked != "vllm" or machine.vllm else {}, base_model=model
+            ).config_hash
+        )
+    assert (plan.settings["sampler"].note is None) == (picked == "ragged" and machine is not GPUS)
+
+
+def test_a_parent_s_computed_sampler_is_chosen_anew(world: World) -> None:
+    parent = world.save(world.plan({}, base_model="big"), 5)
+    stated = world.save(world.plan({"sampler": "ragged"}, base_model="big"), 5)
+    world.here = WITH_VLLM
+    assert world.plan({}, parent=parent)["sampler"] == "vllm"
+    plan = world.plan({}, parent=stated)
+    assert (plan["sampler"], plan.origins["sampler"]) == ("ragged", "inherited")
+
+
+def test_a_sampler_that_cannot_work_here_is_refused(world: World) -> None:
+    problem = the(world.problems({"sampler": "vllm"}))
+    assert problem.message == "sampler vllm needs vLLM, which is not installed"
+    assert problem.hint is not None
+    assert "nbtrain[vllm]" in problem.hint
+    world.here = CPU_VLLM
+    assert world.plan({"sampler": "vllm"})["sampler"] == "vllm"
+    world.models = [replace(m, sampler="generate") for m in world.models]
+    problem = the(world.problems(parse("seed: 1\nsampler: ragged")))
+    assert "cannot hold the cache of nbtrain/tiny" in problem.message
+    assert problem.allowed == "generate or vllm"
+    assert problem.where is not None
+    assert problem.where.line == 2
+    assert world.plan({"sampler": "generate"})["sampler"] == "generate"
+
+
+def test_more_gpus_than_there_are_is_refused(world: World) -> None:
+    world.here = GPUS
+    assert world.plan({"gpus": 2}).settings["gpus"].note is None
+    problem = the(world.problems({"gpus": 3}))
+    assert (problem.field, problem.allowed) == ("gpus", "1 to 2")
+    assert problem.message == "gpus 3 is more than the 2 of this machine"
+
+
+def test_without_a_gpu_ranks_run_on_the_cpu_and_say_so(world: World) -> None:
+    plan = world.plan({"gpus": 4})
+    assert plan.settings["gpus"].note == "4 CPU ranks: this machine has no GPU"
+    assert plan.config_hash == world.plan({}).config_hash
+    assert world.plan({}).settings["gpus"].note is None
+
+
+def test_every_rank_needs_a_task_of_its_own() -> None:
+    world = World([Workload(tasks=3)])
+    assert world.plan({"gpus": 3})
+    problem = the(world.problems({"gpus": 4}))
+    assert problem.message == "gpus 4 is more than the 3 training tasks: a rank has none"
+    assert problem.allowed == "1 to 3"
+
+
+def test_thinking_follows_the_model_and_validation_follows_training(world: World) -> None:
+    world.models.append(BaseModel("thinker", thinking=("off", "low", "high")))
+    plan = world.plan({}, base_model="thinker")
+    assert (plan["reasoning_effort"], plan["val_reasoning_effort"]) == ("low", "low")
+    assert plan.settings["reasoning_effort"].note == "the lowest level that thinks"
+    assert plan.origins["val_reasoning_effort"] == "computed"
+    plan = world.plan({"reasoning_effort": "high"}, base_model="thinker")
+    assert (plan["reasoning_effort"], plan["val_reasoning_effort"]) == ("high", "high")
+    plan = world.plan({"val_reasoning_effort": "off"}, base_model="thinker")
+    assert (plan["reasoning_effort"], plan["val_reasoning_effort"]) == ("low", "off")
+    tiny = world.plan({})
+    assert (tiny["reasoning_effort"], tiny.settings["reasoning_effort"].note) == (None, None)
+    for name in ("reasoning_effort", "val_reasoning_effort"):
+        problem = the(world.problems({name: "low"}))
+        assert problem.message == f"{name} has no choice 'low' with nbtrain/tiny"
+        assert problem.allowed == "null"
+
+
 # --- rules between options ---------------------------------------------------------------------
 
 
@@ -180,12 +314,11 @@ def test_a_group_cannot_need_more_than_it_has(world: World) -> None:
 
 
 def test_a_batch_must_have_time_for_a_trajectory(world: World) -> None:
-    problems = world.problems({"batch_timeout_seconds": 7000})
-    assert fields(problems) == ["batch_timeout_seconds"] * 2
-    assert "not built yet" in problems[0].message
-    assert "less than trajectory_timeout_seconds 7,200 (default)" in problems[1].message
-    problems = world.problems({"batch_timeout_seconds": 100, "trajectory_timeout_seconds": 100})
-    assert all("not built yet" in p.message for p in problems)
+    problem = the(world.problems({"batch_timeout_seconds": 7000}))
+    assert problem.field == "batch_timeout_seconds"
+    assert "less than trajectory_timeout_seconds 7,200 (default)" in problem.message
+    assert problem.allowed == "at least 7,200"
+    assert world.plan({"batch_timeout_seconds": 100, "trajectory_timeout_seconds": 100})
 
 
 def test_interval_zero_turns_validation_off(world: World) -> None:
@@ -424,13 +557,12 @@ def test_an_all_wrong_document_has_every_problem_listed_once_in_order(world: Wor
         (9, "min_trajectories_per_group"),
         (10, "val_enabled"),
         (12, "temperature"),
-        (13, "density_aware_training"),
         (14, "batch_size"),
         (15, "seed"),
     ]
     with pytest.raises(PlanRefused) as refused:
         resolve(body, registry=world)
-    assert "11 problems" in str(refused.value)
+    assert "10 problems" in str(refused.value)
     assert refused.value.status == 422
 
 
@@ -497,7 +629,7 @@ def test_what_is_not_stated_is_inherited(
         setting = plan.settings[name]
         if name in ("num_steps", "load_weights_only"):
             assert setting.origin == ("stated" if name in options else "default")
-        elif option.compute and name not in PARENT:
+        elif (option.compute or name == "sampler") and name not in PARENT:
             assert setting.origin == "computed"
         else:
             assert setting.origin == "inherited"
@@ -669,6 +801,12 @@ def test_only_weights_of_nothing_is_refused(world: World) -> None:
         ({"num_steps": 10}, "lr_warmup_steps 15 is more than the final step 10"),
         ({"num_steps": 10}, "state lr_warmup_steps: 0"),
         ({"batch_size": 1, "group_size": 2}, "validation samples about 1,010 trajectories"),
+        ({"batch_size": 2, "gpus": 3}, "gpus 3 is more than batch_size 2"),
+        ({"batch_size": 3, "density_aware_training": True}, "batch_size 3 is less than the 4 "),
+        (
+            {"density_aware_training": True, "max_output_tokens_per_turn": 32},
+            "max_output_tokens_per_turn 32 is within the smallest budget",
+        ),
     ],
 )
 def test_what_will_work_but_not_as_wanted_is_hinted_at(
@@ -684,13 +822,32 @@ def test_what_will_work_but_not_as_wanted_is_hinted_at(
         # the computed default of 1 is nobody's wish
         {"group_size": 3},
         # on-policy it only bounds how many are sampled at a time, whatever it is
-        {"max_concurrent_trajectories": 1},
-        {"max_concurrent_trajectories": 1024},
+        {"max_staleness": 0, "max_concurrent_trajectories": 1},
+        {"max_staleness": 0, "max_concurrent_trajectories": 1024},
         {"num_steps": 60, "batch_size": 8, "lr_warmup_steps": 0, "val_interval_steps": 10},
     ],
 )
 def test_usual_plans_have_no_hints(options: dict[str, Any], world: World) -> None:
     assert world.plan(options).hints == ()
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "hint"),
+    [
+        ((1.0,), {}, None),
+        ((0.5, 0.5, -0.2), {}, None),
+        ((0.1,) * 10, {}, None),
+        ((0.5,), {}, "sum to 0.5, and train_on_all_pass: false takes 1 for a pass: no group"),
+        ((1.0, 0.5), {}, "sum to 1.5, and train_on_all_pass: false takes 1 for a pass: less than"),
+        ((0.5,), {"train_on_all_pass": True}, None),
+    ],
+)
+def test_a_pass_needs_weights_that_sum_to_one(
+    weights: tuple[float, ...], options: dict[str, Any], hint: str | None
+) -> None:
+    told = [h for h in World([Workload(weights=weights)]).plan(options).hints if "weights" in h]
+    assert (hint is None) == (not told)
+    assert all(str(hint) in sentence for sentence in told)
 
 
 @pytest.mark.parametrize(
@@ -705,10 +862,8 @@ def test_usual_plans_have_no_hints(options: dict[str, Any], world: World) -> Non
 def test_with_staleness_collection_should_keep_ahead(
     concurrent: int, hint: str | None, world: World
 ) -> None:
-    plan = world.plan({"max_concurrent_trajectories": concurrent})
-    stale = dict(plan.settings) | {"max_staleness": Setting("max_staleness", 2, "stated")}
-    split = world.workloads[0].split_info(validation=True)
-    told = [h for h in hints(stale, split, plan.total_steps, 0) if "max_concurrent" in h]
+    plan = world.plan({"max_concurrent_trajectories": concurrent, "max_staleness": 2})
+    told = [h for h in plan.hints if "max_concurrent" in h]
     assert (hint is None) == (not told)
     assert all(str(hint) in sentence for sentence in told)
 
@@ -717,8 +872,10 @@ def test_with_staleness_collection_should_keep_ahead(
 def test_on_policy_the_ratio_s_options_say_that_they_change_nothing(
     name: str, world: World
 ) -> None:
-    note = world.plan({"algorithm": "grpo", "clip_high": 0.3}).settings[name].note
+    stated = {"algorithm": "grpo", "clip_high": 0.3}
+    note = world.plan({**stated, "max_staleness": 0}).settings[name].note
     assert note is not None
+    assert world.plan(stated).settings[name].note is None
     assert "every ratio is 1" in note
     assert "every ratio is 1" in OPTIONS[name].help
 
@@ -763,4 +920,4 @@ def test_any_options_make_a_plan_or_refusals_that_name_their_fields(body: dict[s
     assert all(p.field in p.message for p in problems)
     if not problems:
         assert set(plan.options) == set(OPTIONS)
-        assert plan.options == world.plan(plan.options | {"max_staleness": 3}).options
+        assert plan.options == world.plan(plan.options).options
