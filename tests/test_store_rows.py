@@ -399,6 +399,20 @@ def test_a_resume_takes_back_what_the_lost_steps_had_changed(store: Store) -> No
     assert store.steps(run.key)[0]["settled"]
 
 
+def test_a_resume_takes_back_what_the_end_of_the_run_had_changed(store: Store) -> None:
+    run, first = training(store)
+    waiting(first, 1, 1)
+    first.commit_checkpoint(saved(1))
+    stale = {"outcome": "discarded", "reason": "the run ended"}
+    first.commit_closing(1, [sampled(9, None)], amend_groups={1: stale})
+    assert store.groups(run.key)[0]["outcome"] == "discarded"
+    assert store.run(run.key).attempted_trajectories == 3
+    store.move_phase(run.key, "FAILED", attempt=1)
+    store.start_attempt(run.key, 2)
+    RunWriter(store, run.key, 2).supersede_after(1)
+    assert store.groups(run.key)[0]["outcome"] == "pending"
+
+
 def test_what_was_before_is_kept_while_it_may_be_gone_back_to(store: Store) -> None:
     _, writer = training(store)
 

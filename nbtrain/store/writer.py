@@ -119,7 +119,8 @@ class RunWriter:
             self._own(connection)
             connection.execute(_ADD, {"key": self.run_key, **totals})
             sampled.insert(connection)
-            amended.apply(connection, self.run_key, step)
+            # As what comes after the step: a resume from its checkpoint takes it back
+            amended.apply(connection, self.run_key, step + 1)
 
     def commit_validation(
         self, row: Mapping[str, Any], trajectories: Sequence[Mapping[str, Any]] = ()
