@@ -93,6 +93,16 @@ class Dialogue:
         return self.answers.pop(0)
 
 
+class Fresh:
+    resets = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+        self.process = os.getpid()
+
+    def step(self, reply: str) -> None: ...
+
+
 def calls(*named: Any) -> dict[str, Any]:
     made = [{"type": "function", "function": {"name": n, "arguments": a}} for n, a in named]
     return {"role": "assistant", "content": "", "tool_calls": made}
@@ -109,6 +119,27 @@ def pool(tmp_path: Path) -> Iterator[Open]:
             return stack.enter_context(EnvironmentPool(file, **given))
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Any, EnvironmentPool]]:
+    with contextlib.ExitStack() as stack:
+        made = {}
+        for environment in (Counter, Dialogue):
+            folder = tmp_path_factory.mktemp(environment.__name__)
+            (folder / "environment.pkl").write_bytes(pack(environment)[0])
+            made[environment] = stack.enter_context(
+                EnvironmentPool(folder / "environment.pkl", workers=1, log_path=folder / "log")
+            )
+        yield made
+
+
+@pytest.fixture
+def shared(pools: dict[Any, EnvironmentPool]) -> Iterator[Callable[..., EnvironmentPool]]:
+    """A pool that many tests use, one environment at a time under key 1."""
+    yield lambda environment=Counter: pools[environment]
+    for used in pools.values():
+        used.drop([1])
 
 
 def take(pool: EnvironmentPool, count: int = 1, seconds: float = 60.0) -> list[EnvironmentEvent]:
@@ -180,8 +211,8 @@ def test_a_trajectory_with_tools(pool: Open, tmp_path: Path) -> None:
         (("add", "3"), "add: the arguments are no object"),
     ],
 )
-def test_what_goes_wrong_in_a_call_is_told_to_the_model(pool: Open, call: Any, said: str) -> None:
-    environments = pool()
+def test_what_goes_wrong_in_a_call_is_told_to_the_model(shared: Open, call: Any, said: str) -> None:
+    environments = shared()
     environments.open(1, {})
     one(environments)
     event = answer(environments, calls(call, ("add", {"number": 1})))
@@ -191,8 +222,8 @@ def test_what_goes_wrong_in_a_call_is_told_to_the_model(pool: Open, call: Any, s
     assert not event.done
 
 
-def test_a_malformed_call_is_answered_and_not_executed(pool: Open) -> None:
-    environments = pool()
+def test_a_malformed_call_is_answered_and_not_executed(shared: Open) -> None:
+    environments = shared()
     environments.open(1, {})
     one(environments)
     malformed = {"type": "malformed", "error": "the tool call is no JSON: …"}
@@ -217,8 +248,8 @@ TOOL = {"role": "tool", "content": "4"}
         ({"tuple": [None, None, False]}, [], True),
     ],
 )
-def test_what_step_may_return(pool: Open, returned: Any, messages: Any, done: bool) -> None:
-    environments = pool(Dialogue)
+def test_what_step_may_return(shared: Open, returned: Any, messages: Any, done: bool) -> None:
+    environments = shared(Dialogue)
     environments.open(1, {"answers": [returned]})
     assert one(environments).text is None
     event = answer(environments, {"role": "assistant", "content": "hello"})
@@ -236,8 +267,8 @@ def test_what_step_may_return(pool: Open, returned: Any, messages: Any, done: bo
         ([{"role": "user"}], "the message {'role': 'user'}"),
     ],
 )
-def test_what_step_may_not_return(pool: Open, returned: Any, said: str) -> None:
-    environments = pool(Dialogue)
+def test_what_step_may_not_return(shared: Open, returned: Any, said: str) -> None:
+    environments = shared(Dialogue)
     environments.open(1, {"answers": [returned]})
     one(environments)
     event = answer(environments, {"role": "assistant", "content": "hello"})
@@ -246,8 +277,8 @@ def test_what_step_may_not_return(pool: Open, returned: Any, said: str) -> None:
     assert "(observation, reward, done)" in str(event.error)
 
 
-def test_rewards_of_steps_add_up(pool: Open) -> None:
-    environments = pool(Dialogue)
+def test_rewards_of_steps_add_up(shared: Open) -> None:
+    environments = shared(Dialogue)
     answers = [
         {"tuple": ["a", 0.5, False]},
         {"tuple": ["b", None, False]},
@@ -352,18 +383,21 @@ def test_dropped_environments_say_no_more(pool: Open) -> None:
 
 
 def test_processes_are_used_again(pool: Open) -> None:
-    environments = pool(workers=2)
-    for key in range(6):
+    environments = pool(Fresh, workers=2)
+    for key in range(8):
         environments.open(key, {})
-    seen = []
-    while len(seen) < 6:
+    opened: list[int] = []
+    states = []
+    while len(states) < 8:
         for event in take(environments):
             if event.kind is Kind.OPENED:
+                opened.append(event.key)
                 environments.close(event.key)
             else:
-                seen.append(event.key)
-        assert len(children(environments)) <= 2
-    assert seen == sorted(seen)
+                states.append(dict(event.state))
+    assert len({state["process"] for state in states}) <= 2
+    assert all(state["resets"] == 1 for state in states)  # an object of its own for each
+    assert all(abs(place - key) <= 1 for place, key in enumerate(opened))  # first come
 
 
 # --- starting and ending ---------------------------------------------------------------------
@@ -411,7 +445,9 @@ def test_a_dead_zygote_is_replaced(pool: Open) -> None:
     environments.open(1, {})
     one(environments)
     zygote = psutil.Process(zygote_of(environments))
+    left = children(environments)
     zygote.kill()
+    wait_for(lambda: not any(running(pid) for pid in left))
     event = answer(environments, calls(("add", {"number": 1})))
     assert event.kind is Kind.FAILED
     environments.open(2, {})

@@ -123,6 +123,8 @@ class Episode:
         if name not in tools:
             return _told(f"there is no tool {name!r}; there are: {', '.join(tools)}")
         method, arguments = getattr(self._environment, name), function.get("arguments") or {}
+        if not isinstance(arguments, Mapping):
+            return _told(f"{name}: the arguments are no object: {arguments!r:.80}")
         try:
             inspect.signature(method).bind(**arguments)
         except TypeError as error:
