@@ -213,13 +213,13 @@ class SamplerContract:
     def test_ids_depend_on_stream_and_policy_alone(self, family: str) -> None:
         model = shared_model(family, self.exact_dtype, lora=True)
         requests = [
-            *group_requests([5, 2, 11], 3, **self.checkable),
-            SampleRequest(2, prompt(6, 9), 8, (2,), temperature=0.0),
+            *group_requests([5, 2, 11], 3, (5, 2, 6, 4), **self.checkable),
+            SampleRequest(2, prompt(6, 9), 5, (2,), temperature=0.0),
         ]
         if self.exact_streams:
             requests += [
-                SampleRequest(1, prompt(6, 9), 8, (1,), temperature=0.8, top_p=0.8),
-                SampleRequest(3, prompt(6, 9), 8, (3,), temperature=1.3, top_k=5),
+                SampleRequest(1, prompt(6, 9), 5, (1,), temperature=0.8, top_p=0.8),
+                SampleRequest(3, prompt(6, 9), 5, (3,), temperature=1.3, top_k=5),
             ]
         expected = {request.request_id: alone(model, request, (SEVEN,)) for request in requests}
         for slots, order in [(1, requests), (5, requests[::-1]), (16, requests)]:
@@ -349,7 +349,7 @@ class SamplerContract:
 
     def test_cancelling_returns_what_there_was_and_frees_the_slot(self, family: str) -> None:
         model = shared_model(family, self.exact_dtype)
-        requests = group_requests([5, 9], 3, tokens=(10,), **self.checkable)
+        requests = group_requests([5, 9], 3, tokens=(6,), **self.checkable)
         sampler = self.make(model, slots=4)
         sampler.submit(requests)
         for _ in range(3):

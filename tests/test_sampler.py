@@ -17,7 +17,7 @@ from sampler_contract import (
     prompt,
     worst_gap,
 )
-from tiny_models import EOS, FAMILIES, PAD, VOCABULARY, tiny_config, tiny_model
+from tiny_models import EOS, FAMILIES, IMAGE_TEXT_FULL, PAD, VOCABULARY, tiny_config, tiny_model
 from torch import nn
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2LMHeadModel, MambaConfig
 
@@ -26,7 +26,7 @@ from nbtrain.rollout.types import Finish, Sample, Sampler, SampleRequest
 
 
 class TestRagged(SamplerContract):
-    families = tuple(FAMILIES)
+    families = (*FAMILIES, *IMAGE_TEXT_FULL)
 
     def make(
         self,

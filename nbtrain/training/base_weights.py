@@ -28,7 +28,9 @@ _NO_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemot
 
 
 def load_base(folder: Path, *, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The base model of a local folder, in eval mode, with scaled dot-product attention.
+    """The base model of a local folder, in eval mode.
+
+    Attention is transformers' own choice: scaled dot-product wherever the architecture has it.
 
     Raises
     ------
@@ -37,7 +39,7 @@ def load_base(folder: Path, *, dtype: torch.dtype, device: torch.device) -> nn.M
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     model: Any = _loader(config).from_pretrained(
-        folder, config=config, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        folder, config=config, dtype=dtype, local_files_only=True
     )
     model.to(device)
     model.config.use_cache = True
