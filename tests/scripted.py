@@ -11,9 +11,12 @@ Script = Callable[[SampleRequest], tuple[list[int], Finish]]
 
 
 class ScriptedSampler:
-    """Finishes requests one a step, in the order ``pick`` chooses."""
+    """Finishes ``burst`` requests a step, in the order ``pick`` chooses."""
 
-    def __init__(self, script: Script, pick: Callable[[int], int] = lambda n: 0) -> None:
+    def __init__(
+        self, script: Script, pick: Callable[[int], int] = lambda n: 0, burst: int = 1
+    ) -> None:
+        self._burst = burst
         self._script = script
         self._pick = pick
         self._queue: list[SampleRequest] = []
@@ -29,11 +32,11 @@ class ScriptedSampler:
         self.most_in_flight = max(self.most_in_flight, len(self._queue))
 
     def step(self) -> list[Sample]:
-        if not self._queue:
-            return []
-        request = self._queue.pop(self._pick(len(self._queue)) % len(self._queue))
-        ids, finish = self._script(request)
-        return [self._sample(request, ids, finish)]
+        samples = []
+        for _ in range(min(self._burst, len(self._queue))):
+            request = self._queue.pop(self._pick(len(self._queue)) % len(self._queue))
+            samples.append(self._sample(request, *self._script(request)))
+        return samples
 
     def cancel(self, request_ids: Iterable[int]) -> list[Sample]:
         wanted = set(request_ids)
@@ -57,16 +60,22 @@ class ScriptedSampler:
 
 
 class ScriptedRewards:
-    """Grades in process; ``pick`` chooses which finished group is handed out first."""
+    """Grades in process, ``burst`` groups at a time; ``pick`` chooses which come first."""
 
     def __init__(
-        self, score: Callable[[str], float | None], pick: Callable[[int], int] = lambda n: 0
+        self,
+        score: Callable[[str], float | None],
+        pick: Callable[[int], int] = lambda n: 0,
+        burst: int = 1,
     ) -> None:
+        self._burst = burst
         self._score = score
         self._pick = pick
         self._waiting: list[tuple[Hashable, GradeRequest]] = []
 
-    def submit(self, key: Hashable, request: GradeRequest) -> None:
+    timeout_seconds = 60.0
+
+    def submit(self, key: Hashable, request: GradeRequest, *, limit: float | None = None) -> None:
         self._waiting.append((key, request))
 
     @property
@@ -74,10 +83,12 @@ class ScriptedRewards:
         return len(self._waiting)
 
     def finished(self, block: float | None = None) -> list[tuple[Hashable, GroupGrades]]:
-        if not self._waiting:
-            return []
-        key, request = self._waiting.pop(self._pick(len(self._waiting)) % len(self._waiting))
-        return [(key, GroupGrades(tuple(self._grade(str(text)) for text in request.completions)))]
+        graded = []
+        for _ in range(min(self._burst, len(self._waiting))):
+            key, request = self._waiting.pop(self._pick(len(self._waiting)) % len(self._waiting))
+            grades = tuple(self._grade(str(text)) for text in request.completions)
+            graded.append((key, GroupGrades(grades)))
+        return graded
 
     def _grade(self, text: str) -> Grade:
         score = self._score(text)

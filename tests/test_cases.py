@@ -40,7 +40,8 @@ from nbtrain.plan.source import parse
 from nbtrain.processes import marked
 from nbtrain.rollout.admission import AdmissionRules
 from nbtrain.rollout.collector import Collector, CollectorSettings
-from nbtrain.rollout.rollouts import Rollouts, Sampling
+from nbtrain.rollout.flight import Flight
+from nbtrain.rollout.limits import Sampling
 from nbtrain.rollout.types import Finish, SampleRequest, TaskView
 from nbtrain.store import tables
 from nbtrain.training.loop import Loop, LoopSettings
@@ -314,7 +315,7 @@ def test_what_a_loop_keeps_in_memory_does_not_grow_with_its_steps(home: Path) ->
 
     sampler = ScriptedSampler(script)
     rewards = ScriptedRewards(lambda text: float(text[0]))
-    rollouts = Rollouts(sampler, rewards, lambda ids: "".join(map(str, ids)), chat=True)
+    flight = Flight(sampler, rewards, lambda ids: "".join(map(str, ids)), chat=True)
     views = [TaskView(f"{n:016x}", (n, 2), f"task {n}", {}) for n in range(20)]
     limits = Sampling(max_new_tokens=8, max_trajectory_tokens=64, max_context=64)
     run = stored.create(Client(), num_steps=10_000)
@@ -322,16 +323,15 @@ def test_what_a_loop_keeps_in_memory_does_not_grow_with_its_steps(home: Path) ->
     writer = stored.writer(run)
 
     class Recorder:
-        def step(self, row: Any, groups: Any, trajectories: Any) -> None:
+        def step(self, row: Any, groups: Any, trajectories: Any, changes: Any) -> None:
             writer.commit_step(row, groups, trajectories)
 
     loop = Loop(
         LoopSettings(0, 10_000, 1e-4, 0, 0, 0.1, False, 0, 0),
         policy=None,
         updater=NoUpdates(),
-        sampler=sampler,
         collector=Collector(
-            views, rollouts, CollectorSettings(2, 2, 16, 1e9, 7, AdmissionRules(2), limits)
+            views, flight, CollectorSettings(2, 2, 16, 1e9, 7, AdmissionRules(2), limits)
         ),
         validator=None,
         recorder=Recorder(),

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from scripted import ScriptedRewards, ScriptedSampler
 
 from nbtrain.rollout.admission import AdmissionRules, GroupOutcome
-from nbtrain.rollout.collector import Batch, Collector, CollectorSettings, task_order
-from nbtrain.rollout.ledger import group_row, step_ledger, trajectory_rows
-from nbtrain.rollout.rollouts import Rollouts, Sampling
-from nbtrain.rollout.types import Finish, SampleRequest, TaskView, TerminationReason
+from nbtrain.rollout.collector import Batch, Collector, CollectorSettings
+from nbtrain.rollout.draws import task_order
+from nbtrain.rollout.flight import Flight
+from nbtrain.rollout.ledger import Ledger, group_row, trajectory_rows
+from nbtrain.rollout.limits import Sampling
+from nbtrain.rollout.types import Finish, Group, SampleRequest, TaskView, TerminationReason
 
 SAMPLING = Sampling(max_new_tokens=8, max_trajectory_tokens=64, max_context=64)
 
@@ -55,7 +57,7 @@ def collector(
         "seed": 1,
     }
     sampler = ScriptedSampler(script, pick)
-    rollouts = Rollouts(
+    flight = Flight(
         sampler,
         ScriptedRewards(reward, pick),
         lambda ids: "".join(map(str, ids)),
@@ -65,7 +67,7 @@ def collector(
     made = CollectorSettings(
         **({"sampling": SAMPLING} | values | changes), rules=rules or AdmissionRules(2)
     )
-    return Collector(tasks(count), rollouts, made, clock=clock), sampler
+    return Collector(tasks(count), flight, made, clock=clock), sampler
 
 
 def content(batch: Batch) -> list[Any]:
@@ -100,10 +102,12 @@ def test_the_ledger_adds_up(data: st.DataObject) -> None:
     flags = [data.draw(st.booleans()) for _ in range(6)]
     rules = AdmissionRules(data.draw(st.integers(1, 4)), *flags)
     collect, _ = collector(rules=rules, seed=data.draw(st.integers(0, 99)))
-    started = 0
+    over = 0
+    ledger = Ledger()
     for step in range(1, 4):
         batch = collect.collect(step)
-        row = step_ledger(batch)
+        started, in_flight = collect.totals()
+        row = ledger.step(batch, started=started, in_flight=in_flight)
         completed = (
             row["used_groups"]
             + row["metrics"]["no_signal_not_trained"]
@@ -113,8 +117,8 @@ def test_the_ledger_adds_up(data: st.DataObject) -> None:
             + row["pending_groups"]
         )
         assert completed == row["completed_groups"]
-        started += row["in_flight_groups"] + row["cancelled_groups"] + row["completed_groups"]
-        assert started == collect.started_groups
+        over += row["cancelled_groups"] + row["completed_groups"]
+        assert row["started_groups"] == row["in_flight_groups"] + over
         assert row["no_signal_groups"] >= row["metrics"]["no_signal_not_trained"]
         metrics = row["metrics"]
         assert (
@@ -130,10 +134,10 @@ def test_the_ledger_adds_up(data: st.DataObject) -> None:
             metrics["all_success_groups"] + metrics["all_failed_groups"] <= row["no_signal_groups"]
         )
         for judged in batch.groups:
-            line = group_row(judged, step=step)
+            line = group_row(judged)
             used = judged.outcome is GroupOutcome.USED
             assert (line["consumed_step"] == step) == used
-            rows = trajectory_rows(judged, step=step, prompt="p")
+            rows = trajectory_rows(judged, prompt="p")
             assert all((r["consumed_step"] == step) == (used and r["eligible"]) for r in rows)
             assert all(r["verdict"] for r in rows)
 
@@ -220,9 +224,7 @@ def test_the_batch_timeout_trains_on_what_is_there() -> None:
     assert "batch_timeout_seconds" in str(batch.cut_short)
     assert len(batch.cancelled) == 1
     assert sampler.pending == 0
-    row = step_ledger(batch)
-    assert row["cancelled_groups"] == 1
-    assert collect.started_groups == 3
+    assert collect.totals() == (3, 0)
 
 
 def test_a_trajectory_over_its_time_ends_for_timeout() -> None:
@@ -254,8 +256,6 @@ def test_a_trajectory_over_its_time_ends_for_timeout() -> None:
 
 def test_requests_of_an_earlier_rollout_do_not_count_against_the_time_limit() -> None:
     """A group sampled without grading leaves its admissions behind; nothing is overdue for them."""
-    from nbtrain.rollout.types import Group
-
     now = [0.0]
     cancelled: list[int] = []
     sampler = ScriptedSampler(random_script)
@@ -267,7 +267,7 @@ def test_requests_of_an_earlier_rollout_do_not_count_against_the_time_limit() ->
         return cancel(listed)
 
     sampler.cancel = watched  # type: ignore[method-assign]
-    rollouts = Rollouts(
+    flight = Flight(
         sampler,
         ScriptedRewards(score),
         lambda ids: "".join(map(str, ids)),
@@ -275,7 +275,11 @@ def test_requests_of_an_earlier_rollout_do_not_count_against_the_time_limit() ->
         clock=lambda: now[0],
     )
     limited = replace(SAMPLING, timeout=0.5)
-    rollouts.sample_only(Group(0, 0, "0" * 16, 0), tasks(1)[0], [(1,), (2,)], limited)
+    lane = flight.lane(max_in_flight=2, grading=False)
+    lane.launch(Group(0, 0, "0" * 16, 0), tasks(1)[0], [(1,), (2,)], limited)
+    while lane.open:
+        flight.advance()
+    assert len(lane.requests) == 1
     take = sampler.step
 
     def slowly() -> Any:
@@ -283,8 +287,11 @@ def test_requests_of_an_earlier_rollout_do_not_count_against_the_time_limit() ->
         return take()
 
     sampler.step = slowly  # type: ignore[method-assign]
-    pairs = [(Group(n, n, "0" * 16, 0), tasks(1)[0]) for n in range(6)]
-    assert rollouts.run(pairs, [[(n,)] for n in range(6)], limited, max_in_flight=1)
+    lane = flight.lane(max_in_flight=1)
+    for n in range(6):
+        lane.launch(Group(n, n, "0" * 16, 0), tasks(1)[0], [(n,)], limited)
+    while lane.open:
+        flight.advance()
     assert cancelled == []
 
 
@@ -301,8 +308,6 @@ def test_equal_tasks_sample_different_replies() -> None:
 
 def test_slow_grades_hold_sampling_still() -> None:
     """At most 512 groups wait for their grades, however many a rollout has."""
-    from nbtrain.rollout.types import Group
-
     sampler = ScriptedSampler(random_script)
     rewards = ScriptedRewards(score)
     most = [0]
@@ -313,11 +318,15 @@ def test_slow_grades_hold_sampling_still() -> None:
         return take() if sampler.pending == 0 else []
 
     rewards.finished = slowly  # type: ignore[method-assign]
-    rollouts = Rollouts(sampler, rewards, lambda ids: "".join(map(str, ids)), chat=True)
-    pairs = [(Group(n, n, "0" * 16, 0), tasks(1)[0]) for n in range(2000)]
-    assert rollouts.run(pairs, [[(n,)] for n in range(2000)], SAMPLING, max_in_flight=8)
+    flight = Flight(sampler, rewards, lambda ids: "".join(map(str, ids)), chat=True)
+    lane = flight.lane(max_in_flight=8)
+    groups = [Group(n, n, "0" * 16, 0) for n in range(2000)]
+    for n, group in enumerate(groups):
+        lane.launch(group, tasks(1)[0], [(n,)], SAMPLING)
+    while lane.open:
+        flight.advance()
     assert most[0] <= 512 + 8
-    assert all(len(group.trajectories) == 1 for group, _ in pairs)
+    assert all(len(group.trajectories) == 1 for group in groups)
 
 
 def test_replies_cut_by_length_keep_their_grade_and_are_left_out() -> None:

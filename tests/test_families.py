@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from nbtrain.rollout.admission import AdmissionRules
 from nbtrain.rollout.collector import Collector, CollectorSettings
 from nbtrain.rollout.ragged import RaggedSampler
-from nbtrain.rollout.rollouts import Rollouts, Sampling
+from nbtrain.rollout.flight import Flight
+from nbtrain.rollout.limits import Sampling
 from nbtrain.rollout.tokens import decode_completion, render_prompt
 from nbtrain.rollout.types import TaskView
 from nbtrain.training import checkpoints
@@ -43,7 +44,7 @@ class Recorder:
         self._folder = folder
         self._policy = policy
 
-    def step(self, row: Any, groups: Any, trajectories: Any) -> None:
+    def step(self, row: Any, groups: Any, trajectories: Any, changes: Any) -> None:
         self.steps.append(row)
 
     def validation(self, row: Any, trajectories: Any) -> None:
@@ -78,7 +79,7 @@ def loop_of(folder: Path, level: Level) -> tuple[Loop, Recorder]:
     )
     tokenizer = load_tokenizer(folder)
     sampler = RaggedSampler(policy.model, slots=8, eos_ids=STOPS, pad_id=PAD, max_context=64)
-    rollouts = Rollouts(
+    flight = Flight(
         sampler,
         ScriptedRewards(long),
         lambda ids: decode_completion(tokenizer, ids, STOPS),
@@ -96,8 +97,7 @@ def loop_of(folder: Path, level: Level) -> tuple[Loop, Recorder]:
         updater=Updater(
             policy, UpdateSettings(level, *CLIP[level], 0.0, HEAT, 1.0), weight_decay=0
         ),
-        sampler=sampler,
-        collector=Collector(tasks, rollouts, CollectorSettings(2, 4, 8, 1e9, 3, rules, LIMITS)),
+        collector=Collector(tasks, flight, CollectorSettings(2, 4, 8, 1e9, 3, rules, LIMITS)),
         validator=None,
         recorder=recorder,
         tasks=tasks,

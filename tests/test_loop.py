@@ -13,8 +13,9 @@ from tiny_models import tiny_model
 
 from nbtrain.rollout.admission import AdmissionRules
 from nbtrain.rollout.collector import Collector, CollectorSettings
+from nbtrain.rollout.flight import Flight
+from nbtrain.rollout.limits import Sampling
 from nbtrain.rollout.ragged import RaggedSampler
-from nbtrain.rollout.rollouts import Rollouts, Sampling
 from nbtrain.rollout.types import TaskView
 from nbtrain.training.loop import Loop, LoopSettings, LoopState
 from nbtrain.training.policy import Policy
@@ -32,8 +33,18 @@ class Records:
         self.rounds: list[dict[str, Any]] = []
         self.saved: list[tuple[int, str, LoopState]] = []
 
-    def step(self, row: Any, groups: Any, trajectories: Any) -> None:
+    def step(self, row: Any, groups: Any, trajectories: Any, changes: Any) -> None:
         self.steps.append(row)
+        self._apply(changes)
+
+    def closing(self, step: int, trajectories: Any, changes: Any) -> None:
+        self._apply(changes)
+
+    def _apply(self, changes: Any) -> None:
+        for step, values in changes.steps.items():
+            row = next(row for row in self.steps if row["step"] == step)
+            metrics = row["metrics"] | values["metrics"]
+            row |= values | {"metrics": metrics}
 
     def validation(self, row: Any, trajectories: Any) -> None:
         self.rounds.append(row)
@@ -82,13 +93,13 @@ def make_loop(
     )
     policy.model.to(dtype)
     sampler = RaggedSampler(policy.model, slots=slots, eos_ids=range(100), pad_id=0, max_context=32)
-    rollouts = Rollouts(
+    flight = Flight(
         sampler, ScriptedRewards(reward), lambda ids: " ".join(map(str, ids)), chat=False
     )
     rules = AdmissionRules(2, train_on_truncation=False)
     collector = Collector(
         tasks(9),
-        rollouts,
+        flight,
         CollectorSettings(3, 4, slots, 1e9, 7, changes.pop("rules", rules), SAMPLING),
     )
     held_out = ValidationSettings(4, 2, 8, 7, SAMPLING)
@@ -110,9 +121,8 @@ def make_loop(
         updater=Updater(
             policy, UpdateSettings("sequence", 3e-4, 4e-4, 0.0, 1.0, 1.0), weight_decay=0.01
         ),
-        sampler=sampler,
         collector=collector,
-        validator=Validator(tasks(5, 100), rollouts, held_out),
+        validator=Validator(tasks(5, 100), flight, held_out),
         recorder=records,
         tasks=tasks(9),
     )

@@ -121,7 +121,7 @@ class Collector:
             most_ungraded=settings.most_ungraded,
         )
         self._cursor = 0  # the next position of the whole run, in waves
-        self._own = 0  # draws of this rank, ahead
+        self._own = 0  # draws of this rank
         self._redo: deque[int] = deque()
         self._under_way: dict[int, int] = {}  # position by group id
         self._pending: list[JudgedGroup] = []
@@ -144,8 +144,7 @@ class Collector:
         return {
             "tasks": self._count,
             "ranks": self._ranks.size,
-            "cursor": self._cursor,
-            "own": [one[0] for one in everyone],
+            "draws": [one[0] for one in everyone],
             "unfinished": [one[1] for one in everyone],
             "pending": [group_to_json(j.group, owner=j.owner) for j in self._pending],
         }
@@ -160,10 +159,11 @@ class Collector:
                 msg = f"the state was saved over {state[what]} {what}, there are {now}"
                 raise ValueError(msg)
         rank, size = self._ranks.rank, self._ranks.size
-        furthest = max((own - 1) * size + r + 1 if own else 0 for r, own in enumerate(state["own"]))
-        self._cursor = max(state["cursor"], furthest)
-        self._own = max(state["own"][rank], -(-(state["cursor"] - rank) // size))
-        self._redo = deque(state["unfinished"][rank])
+        self._own = state["draws"][rank]
+        self._cursor = max((n - 1) * size + r + 1 if n else 0 for r, n in enumerate(state["draws"]))
+        in_waves = self._settings.max_staleness == 0
+        again = sum(state["unfinished"], []) if in_waves else state["unfinished"][rank]
+        self._redo = deque(sorted(again))
         self._carried = [group_from_json(one) for one in state["pending"]]
 
     def new_policy(self, version: int) -> None:
@@ -238,12 +238,18 @@ class Collector:
             if count == 0:
                 batch.ended = batch.cut_short = self._cap()
                 break
-            for position in range(self._cursor, self._cursor + count):
+            for position in self._wave(count):
                 if position % self._ranks.size == self._ranks.rank:
                     self._launch(self._draws.at(position))
-            self._cursor += count
             stopped = self._finish_wave()
             self._take_round(batch, stopped, final=True)
+
+    def _wave(self, count: int) -> list[int]:
+        """The next positions of all ranks; first those that a run before left unfinished."""
+        again = [self._redo.popleft() for _ in range(min(count, len(self._redo)))]
+        first, self._cursor = self._cursor, self._cursor + count - len(again)
+        self._own = -(-(self._cursor - self._ranks.rank) // self._ranks.size)
+        return [*again, *range(first, self._cursor)]
 
     def _finish_wave(self) -> str | None:
         """Sample and grade all that was launched; why it was stopped before that."""

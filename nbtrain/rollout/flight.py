@@ -6,6 +6,7 @@ acts and grades, and decides nothing: which groups start, count or train is the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -176,7 +177,7 @@ class Flight:
         self._sampling: dict[int, Attempt] = {}  # by request
         self._decoding: dict[int, Attempt] = {}  # of these, the ones with a slot
         self._grading: dict[int, Open] = {}
-        self._deadline = float("-inf")  # none of those decoding is over its time before this
+        self._deadline = math.inf  # none of those decoding is over its time before this
         self._spent = Spent()
 
     def lane(
@@ -359,10 +360,10 @@ class Flight:
         now = self._clock()
         if now <= self._deadline:
             return
-        overdue = [a for a in self._decoding.values() if now - (a.began or now) > a.left]
+        ends = {r: a.began + a.left for r, a in self._decoding.items() if a.began is not None}
+        overdue = [self._decoding[request] for request, end in ends.items() if end < now]
+        self._deadline = min((end for end in ends.values() if end >= now), default=math.inf)
         self._stop(overdue, TerminationReason.TIMEOUT)
-        left = [(a.began or now) + a.left for a in self._decoding.values()]
-        self._deadline = min(left, default=float("inf"))
 
     # --- environments --------------------------------------------------------------------------
 
