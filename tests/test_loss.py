@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import byte_tokenizer, tiny_model
+from judged import tiny_policy
+from tiny_models import byte_tokenizer
 
-from nbtrain.training.loss import Tokens, policy_loss
-from nbtrain.training.packing import Packable, build_row, plan_rows
+from nbtrain.training.loss import IMPORTANCE_CAP, Tokens, importance, policy_loss
+from nbtrain.training.packing import Layout, Packable
 from nbtrain.training.policy import Policy
+from nbtrain.training.prefix import plan_units
 
+PACKED = Layout(row_tokens=16, batch_tokens=40)
+SHARED = Layout(packed_tokens=0, batch_tokens=12)
 CASES = [
-    pytest.param(level, beta, id=f"{level}-kl{beta}")
-    for level in ("token", "sequence")
-    for beta in (0.0, 0.04)
+    *itertools.product(
+        ("token", "sequence"), (0.0, 0.04), (False, True), (PACKED, SHARED), (torch.float64,)
+    ),
+    ("token", 0.04, True, SHARED, torch.float32),
+    ("sequence", 0.04, True, PACKED, torch.float32),
 ]
 
 
-def batch(seed: int = 0) -> list[Packable]:
+def batch(seed: int = 0, *, observed: bool = False) -> tuple[list[Packable], list[float]]:
     """Two groups of different sizes, ragged replies, advantages of both signs.
 
     Prompts are equally long: padded on the left, absolute positions would differ.
@@ -30,88 +37,72 @@ def batch(seed: int = 0) -> list[Packable]:
     def ids(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(5, 60, (count,), generator=rng).tolist())
 
-    items = []
+    items, advantages = [], []
     for prompt, replies in ((ids(7), (3, 9, 1, 6)), (ids(7), (5, 2, 8))):
-        spread = torch.randn(len(replies), generator=rng).tolist()
-        items += [Packable(prompt, ids(n), a) for n, a in zip(replies, spread, strict=True)]
-    return items
-
-
-def lora_policy(dtype: torch.dtype, tmp_path: Path) -> Policy:
-    """A tiny random GPT-2 with an adapter whose second half is not zero."""
-    folder = tmp_path / "model"
-    # GPT-2 computes in its own precision throughout; others normalise in fp32 even in float64.
-    model = tiny_model("gpt2").to(dtype)
-    model.save_pretrained(folder)
-    policy = Policy.load(
-        folder,
-        precision="fp32",
-        lora_rank=4,
-        lora_alpha=8,
-        target_modules="default",
-        seed=1,
-        device=torch.device("cpu"),
-    )
-    policy.model.to(dtype)
-    rng = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in policy.trainable.values():
-            noise = torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
-            parameter.add_(noise.to(dtype) * 0.2)
-    return policy
+        advantages += torch.randn(len(replies), generator=rng).tolist()
+        for count in replies:
+            spans = ((2, 4), (count - 1, count)) if observed and count > 4 else ()
+            items.append(Packable(prompt, ids(count), spans))
+    return items, advantages
 
 
 def ours(
     policy: Policy,
     items: list[Packable],
+    advantages: list[float],
     old: list[torch.Tensor],
     *,
     level: Any,
     beta: float,
     clips: tuple[float, float],
-    row_tokens: int,
+    layout: Layout,
 ) -> tuple[torch.Tensor, int]:
     """Loss over the batch, gradients left on the adapter; and the clipped tokens."""
     total = torch.zeros((), dtype=torch.float64)
     clipped = 0
-    for plan in plan_rows(items, row_tokens=row_tokens):
-        row = build_row(plan, items, policy.device)
-        new, _ = policy.logprobs(row, temperature=1.0)
-        reference = None
+    for unit in plan_units(items, layout, policy.device):
+        references = []
         if beta:
             with torch.no_grad():
-                reference, _ = policy.logprobs(row, temperature=1.0, adapter=False)
-        parts = policy_loss(
-            Tokens(
-                new, row.segments, row.lengths, torch.cat([old[m] for m in row.members]), reference
-            ),
-            torch.tensor([items[m].advantage for m in row.members], dtype=new.dtype),
-            level=level,
-            clip_low=clips[0],
-            clip_high=clips[1],
-            kl_beta=beta,
-            normaliser=len(items),
-        )
-        parts.loss.backward()
-        total += parts.loss.detach().double()
-        clipped += int(parts.clipped)
+                scores = policy.scored(unit, temperature=1.0, adapter=False)
+                references = [reference for _, reference, _ in scores]
+        for number, (part, new, _) in enumerate(policy.scored(unit, temperature=1.0)):
+            parts = policy_loss(
+                Tokens(
+                    new,
+                    part.segments,
+                    part.lengths,
+                    torch.cat([old[m] for m in part.members]),
+                    references[number] if beta else None,
+                ),
+                torch.tensor([advantages[m] for m in part.members], dtype=new.dtype),
+                level=level,
+                clip_low=clips[0],
+                clip_high=clips[1],
+                kl_beta=beta,
+                normaliser=len(items),
+            )
+            parts.loss.backward()
+            total += parts.loss.detach().double()
+            clipped += int(parts.clipped)
     return total, clipped
 
 
 def padded(items: list[Packable], values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """TRL's layout: prompts padded on the left, replies on the right."""
+    """TRL's layout: prompts padded on the left, replies on the right, observed tokens masked."""
     p = max(len(i.prompt_ids) for i in items)
     c = max(len(i.token_ids) for i in items)
-    out: dict[str, Any] = {
-        k: [] for k in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "old")
-    }
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "old")
+    out: dict[str, Any] = {name: [] for name in names}
     for item, value in zip(items, values, strict=True):
         lead, tail = p - len(item.prompt_ids), c - len(item.token_ids)
         out["prompt_ids"].append([0] * lead + list(item.prompt_ids))
         out["prompt_mask"].append([0] * lead + [1] * len(item.prompt_ids))
         out["completion_ids"].append(list(item.token_ids) + [0] * tail)
         out["completion_mask"].append([1] * len(item.token_ids) + [0] * tail)
-        out["old"].append(value.tolist() + [0.0] * tail)
+        sampled = dict(zip(item.sampled, value.tolist(), strict=True))
+        out["tool_mask"].append([int(n in sampled) for n in range(c)])
+        out["old"].append([sampled.get(n, -3.0) for n in range(c)])
     tensors = {k: torch.tensor(v) for k, v in out.items() if k != "old"}
     tensors["old_per_token_logps"] = torch.tensor(out["old"], dtype=values[0].dtype)
     return tensors
@@ -158,31 +149,37 @@ def exact_logps(model: Any, ids: Any, mask: Any, keep: int, **_: Any) -> tuple[A
     return logps.gather(-1, ids[:, -keep:, None])[..., 0], entropies, None
 
 
-@pytest.mark.parametrize(("level", "beta"), CASES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize(("level", "beta", "observed", "layout", "dtype"), CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_loss_and_gradient_equal_trl(
-    level: str, beta: float, dtype: torch.dtype, tmp_path: Path
+    level: str, beta: float, observed: bool, layout: Layout, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """Ratios away from 1, clipping active on both sides, unequal groups, shared prompts."""
-    policy = lora_policy(dtype, tmp_path)
-    items = batch()
+    # GPT-2 computes in its own precision throughout; others normalise in fp32 even in float64.
+    policy = tiny_policy(tmp_path, "gpt2", dtype=dtype)
+    items, advantages = batch(observed=observed)
     clips = (0.05, 0.08) if level == "token" else (0.01, 0.02)
     rng = torch.Generator().manual_seed(5)
-    row = build_row(plan_rows(items, row_tokens=10_000)[0], items, policy.device)
+    (unit,) = plan_units(items, Layout(10_000, 10_000, 10_000), policy.device)
     with torch.no_grad():
-        new, _ = policy.logprobs(row, temperature=1.0)
+        ((part, new, _),) = policy.scored(unit, temperature=1.0)
     noise = torch.randn(new.shape, generator=rng, dtype=torch.float64).to(dtype) * 0.15
-    old = list((new + noise).split(row.lengths.tolist()))
+    old = list((new + noise).split(part.lengths.tolist()))
+    if level == "token":
+        far = (-noise).exp() - 1  # both sides of the clip, where it acts and where it does not
+        assert (far < -clips[0]).any()
+        assert (far > clips[1]).any()
 
-    loss, clipped = ours(policy, items, old, level=level, beta=beta, clips=clips, row_tokens=16)
-    assert 0 < clipped < sum(len(i.token_ids) for i in items)
+    loss, clipped = ours(
+        policy, items, advantages, old, level=level, beta=beta, clips=clips, layout=layout
+    )
+    assert 0 < clipped < len(new)
     mine = {n: p.grad.clone() for n, p in policy.trainable.items() if p.grad is not None}
     policy.model.zero_grad(set_to_none=True)
 
     trainer = oracle(policy, tmp_path, level=level, beta=beta, clips=clips)
     inputs = padded(items, old)
-    inputs["advantages"] = torch.tensor([i.advantage for i in items], dtype=dtype)
+    inputs["advantages"] = torch.tensor(advantages, dtype=dtype)
     inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
     trainer.current_gradient_accumulation_steps = 1
     if dtype == torch.float64:
@@ -225,24 +222,51 @@ def test_on_policy_ratio_is_exactly_one(level: Any) -> None:
     assert torch.allclose(new.grad, expected, atol=1e-7)
 
 
+@pytest.mark.parametrize(("level", "weights"), [("token", [2.0, 0.5, 1.0]), ("sequence", None)])
+def test_a_sampler_that_differs_is_weighed_up_to_the_cap(level: Any, weights: Any) -> None:
+    """By token in GRPO; in GSPO by the geometric mean over the sequence, its own length."""
+    mismatch = torch.tensor([3.0, -(2.0**-0.5), 0.0], dtype=torch.float64)
+    if weights is None:
+        mean = float((mismatch[:2].sum() / 2).exp())
+        weights = [min(mean, IMPORTANCE_CAP)] * 2 + [1.0]
+    else:
+        weights[1] = float(mismatch[1].exp())
+    new = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    tokens = Tokens(
+        new, torch.tensor([0, 0, 1]), torch.tensor([2, 1]), mismatch=mismatch, reference=new + 1
+    )
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    parts = policy_loss(
+        tokens, advantages, level=level, clip_low=0.2, clip_high=0.2, kl_beta=0.0, normaliser=2
+    )
+    parts.loss.backward()
+    assert new.grad is not None
+    if level == "token":
+        expected = [-weights[0] / 4, -weights[1] / 4, weights[2] / 2]
+    else:
+        expected = [-weights[0] / 4, -weights[0] / 4, weights[2] / 2]
+    assert new.grad.tolist() == pytest.approx(expected)
+    assert parts.capped is not None
+    beyond = importance(tokens, level) > IMPORTANCE_CAP
+    assert parts.capped.tolist() == beyond.tolist()
+    assert beyond.tolist() == ([True, False, False] if level == "token" else [True, True, False])
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_splitting_into_micro_batches_changes_nothing(level: Any, tmp_path: Path) -> None:
-    policy = lora_policy(torch.float64, tmp_path)
-    items = batch(2)
-    old = [torch.full((len(i.token_ids),), -4.0, dtype=torch.float64) for i in items]
-    gradients, losses = [], []
-    for row_tokens in (1, 12, 20, 10_000):
-        policy.model.zero_grad(set_to_none=True)
-        loss, _ = ours(
-            policy, items, old, level=level, beta=0.1, clips=(0.2, 0.2), row_tokens=row_tokens
-        )
-        losses.append(float(loss))
-        gradients.append(
-            torch.cat([p.grad.flatten() for p in policy.trainable.values() if p.grad is not None])
-        )
-    for loss, gradient in zip(losses[1:], gradients[1:], strict=True):
-        assert loss == pytest.approx(losses[0], abs=1e-12)
-        assert torch.allclose(gradient, gradients[0], atol=1e-12)
+def test_kl_is_not_weighed(level: Any) -> None:
+    new = torch.zeros(2, dtype=torch.float64)
+    far = Tokens(
+        new,
+        torch.tensor([0, 0]),
+        torch.tensor([2]),
+        reference=new + 1,
+        mismatch=torch.full((2,), 5.0, dtype=torch.float64),
+    )
+    near = Tokens(new, far.segments, far.lengths, reference=far.reference)
+    how: Any = {"level": level, "clip_low": 0.2, "clip_high": 0.2, "kl_beta": 0.1, "normaliser": 1}
+    nothing = torch.zeros(1, dtype=torch.float64)
+    one = policy_loss(far, nothing, **how)
+    assert float(one.loss) == float(policy_loss(near, nothing, **how).loss) > 0
 
 
 def test_kl_needs_a_reference() -> None:

@@ -1,4 +1,4 @@
-"""Packed rows: nothing is lost, and a packed score equals a plain one on every family."""
+"""Layouts: nothing is lost, nothing is scored that was not sampled, sizes decide."""
 
 from __future__ import annotations
 
@@ -6,71 +6,155 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, tiny_model
 
-from nbtrain.training.packing import Packable, build_row, plan_rows
+from nbtrain.training.packing import Layout, Packable, Unit, blocks_of, row_length
+from nbtrain.training.prefix import SHORTEST, buckets, plan_units
 
-ids = st.lists(st.integers(5, 60), min_size=1, max_size=6).map(tuple)
-prompts = st.sampled_from([(5, 6, 7), (9,), (5, 6, 8, 11)])
-packables = st.lists(st.builds(Packable, prompts, ids, st.just(1.0)), min_size=1, max_size=12)
 CPU = torch.device("cpu")
+PROMPTS = [(5, 6, 7), (9,), (5, 6, 8, 11)]
+sizes = st.builds(Layout, st.integers(0, 40), st.integers(0, 40), st.integers(1, 60))
 
 
-@given(packables, st.integers(1, 40))
-def test_every_token_of_every_trajectory_is_scored_once(items: list[Packable], limit: int) -> None:
-    plans = plan_rows(items, row_tokens=limit)
-    seen: list[int] = []
-    for plan in plans:
-        row = build_row(plan, items, CPU)
-        assert row.input_ids.shape == row.position_ids.shape == (1, plan.length)
-        assert row.mask.shape == (1, 1, plan.length, plan.length)
-        alone = len(row.members) == 1
-        assert plan.length <= limit or alone
-        offset = 0
-        for segment, number in enumerate(row.members):
-            count = len(items[number].token_ids)
-            assert row.targets[offset : offset + count].tolist() == list(items[number].token_ids)
-            assert set(row.segments[offset : offset + count].tolist()) == {segment}
-            offset += count
-        assert offset == len(row.targets) == int(row.lengths.sum())
-        seen += row.members
-    assert seen == list(range(len(items)))
+@st.composite
+def packables(draw: st.DrawFn) -> list[Packable]:
+    """Trajectories of which some tokens, never all, were observed."""
+    items = []
+    for _ in range(draw(st.integers(1, 12))):
+        count = draw(st.integers(1, 8))
+        keep = draw(st.integers(0, count - 1))
+        marks = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+        spans = tuple((n, n + 1) for n, mark in enumerate(marks) if mark and n != keep)
+        ids = tuple(draw(st.integers(12, 60)) for _ in range(count))
+        items.append(Packable(draw(st.sampled_from(PROMPTS)), ids, spans))
+    return items
+
+
+def reads(unit: Unit, items: list[Packable]) -> dict[int, list[tuple[list[int], int]]]:
+    """For each trajectory its scored tokens: all that the model sees before each, and the token."""
+    found: dict[int, list[tuple[list[int], int]]] = {}
+    for part in unit.parts:
+        prompt = [] if unit.prompt is None else unit.prompt[0].tolist()
+        width = part.input_ids.shape[1]
+        allowed = part.allowed()
+        if allowed is None:
+            allowed = torch.ones(width, width, dtype=torch.bool).tril()[None, None]
+        allowed = allowed.expand(len(part.input_ids), -1, -1, -1)[:, 0]
+        rest = []
+        for place in part.scored.tolist():
+            row, column = divmod(place, width)
+            ids = torch.tensor([*prompt, *part.input_ids[row].tolist()])
+            rest.append(ids[allowed[row, column]].tolist())
+        if part.order is not None and part.first is not None:
+            seen = [prompt] * len(part.first) + rest
+            assert unit.first_targets is not None
+            assert all(
+                unit.first_targets[at] == items[number].token_ids[0]
+                for at, number in zip(
+                    part.first.tolist(),
+                    [n for n in part.members if items[n].sampled[0] == 0],
+                    strict=True,
+                )
+            )
+            rest = [seen[at] for at in part.order.tolist()]
+        pairs = list(zip(rest, part.targets.tolist(), strict=True))
+        assert part.lengths.sum() == len(pairs) == len(part.segments)
+        for at, number in enumerate(part.members):
+            own = (part.segments == at).nonzero()[:, 0].tolist()
+            assert number not in found
+            assert len(own) == part.lengths[at]
+            found[number] = [pairs[n] for n in own]
+    return found
+
+
+@given(packables(), sizes, st.booleans())
+def test_every_sampled_token_is_scored_once_from_all_before_it(
+    items: list[Packable], layout: Layout, packs: bool
+) -> None:
+    """And from nothing else: the mask shows each token its own prompt and reply, no more."""
+    found: dict[int, list[tuple[list[int], int]]] = {}
+    for unit in plan_units(items, layout, CPU, packs=packs):
+        mine = reads(unit, items)
+        assert not found.keys() & mine.keys()
+        found |= mine
+    for number, item in enumerate(items):
+        assert found[number] == [
+            ([*item.prompt_ids, *item.token_ids[:place]], item.token_ids[place])
+            for place in item.sampled
+        ]
+
+
+@given(packables(), sizes)
+def test_positions_go_on_from_the_prompt(items: list[Packable], layout: Layout) -> None:
+    for unit in plan_units(items, layout, CPU):
+        for part in unit.parts:
+            if part.position_ids is None:
+                assert len(part.members) == 1
+                continue
+            flat = part.position_ids.reshape(-1)
+            reply = iter(part.scored.tolist())
+            for number in part.members:
+                item = items[number]
+                for place in item.sampled:
+                    if unit.prompt is None or place:
+                        assert flat[next(reply)] == len(item.prompt_ids) + place - 1
+
+
+@given(packables(), sizes)
+def test_sizes_choose_the_layout(items: list[Packable], layout: Layout) -> None:
+    units = plan_units(items, layout, CPU)
+    for block in blocks_of(items):
+        (unit,) = [u for u in units if any(block[1][0] in part.members for part in u.parts)]
+        if row_length(block, items) <= layout.packed_tokens:
+            assert unit.parts[0].owner is not None
+        else:
+            assert (unit.prompt is None) == (len(block[1]) == 1)
+    for unit in units:
+        for part in unit.parts:
+            rows, width = part.input_ids.shape
+            if len(part.scored):  # else there is nothing to read: one column of filler
+                assert rows == 1 or rows * width <= layout.batch_tokens
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 200))
+def test_batches_behind_a_prompt_hold_little_padding(lengths: list[int], limit: int) -> None:
+    items = [Packable((5,), tuple(range(5, 5 + n))) for n in lengths]
+    batches = buckets(list(range(len(items))), items, Layout(batch_tokens=limit))
+    assert sorted(n for batch in batches for n in batch) == list(range(len(items)))
+    for batch in batches:
+        reads = [items[n].read for n in batch]
+        assert min(reads) >= SHORTEST * max(reads)
 
 
 def test_neighbours_with_one_prompt_share_it() -> None:
-    items = [Packable((5, 6, 7), (8, 9), 1.0)] * 3 + [Packable((9,), (8,), 1.0)]
-    (plan,) = plan_rows(items, row_tokens=100)
-    assert plan.length == 3 + 3 * 1 + 1
-    assert [numbers for _, numbers in plan.blocks] == [(0, 1, 2), (3,)]
+    items = [Packable((5, 6, 7), (8, 9))] * 3 + [Packable((9,), (8,))]
+    (unit,) = plan_units(items, Layout(row_tokens=100), CPU)
+    assert unit.parts[0].input_ids.shape == (1, 3 + 3 * 1 + 1)
+    apart = plan_units(items, Layout(row_tokens=0), CPU)
+    assert [tuple(u.parts[0].input_ids.shape) for u in apart] == [(2, 6)]
 
 
-def test_the_layout_depends_on_the_trajectories_alone() -> None:
-    items = [Packable((5, n), (8, 9, n), 1.0) for n in range(6)]
-    assert plan_rows(items, row_tokens=14) == plan_rows(list(items), row_tokens=14)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_packed_logits_equal_plain_ones(family: str) -> None:
-    """Each reply is scored as if it stood alone behind its prompt."""
-    model = tiny_model(family)
-    items = [
-        Packable((5, 6, 7, 8), (9, 10, 11), 1.0),
-        Packable((5, 6, 7, 8), (12,), 1.0),
-        Packable((5, 6, 7, 8), (13, 9, 9, 14, 10), 1.0),
-        Packable((20, 21), (22, 23), 1.0),
+@given(packables(), sizes)
+def test_the_layout_depends_on_the_trajectories_alone(
+    items: list[Packable], layout: Layout
+) -> None:
+    one, other = (plan_units(list(items), layout, CPU) for _ in range(2))
+    assert [[p.members for p in u.parts] for u in one] == [
+        [p.members for p in u.parts] for u in other
     ]
-    (plan,) = plan_rows(items, row_tokens=100)
-    row = build_row(plan, items, CPU)
-    with torch.no_grad():
-        packed = model(
-            input_ids=row.input_ids,
-            position_ids=row.position_ids,
-            attention_mask=row.mask,
-            logits_to_keep=row.scored,
-            use_cache=False,
-        ).logits[0]
-        plain = []
-        for item in items:
-            whole = torch.tensor([item.prompt_ids + item.token_ids])
-            plain.append(model(input_ids=whole).logits[0, len(item.prompt_ids) - 1 : -1])
-    assert torch.allclose(packed, torch.cat(plain), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spans", "sampled", "read"),
+    [
+        ((), [0, 1, 2, 3], 3),
+        (((1, 3),), [0, 3], 3),
+        (((2, 4),), [0, 1], 1),  # what is said after the last sampled token need not be read
+        (((0, 1), (2, 3)), [1, 3], 3),
+    ],
+)
+def test_observed_tokens_are_read_not_scored(
+    spans: tuple[tuple[int, int], ...], sampled: list[int], read: int
+) -> None:
+    item = Packable((5,), (6, 7, 8, 9), spans)
+    assert item.sampled == sampled
+    assert item.read == read

@@ -52,7 +52,12 @@ class Probe(Updater):
 
 
 def learn(
-    policy: Policy, groups: list[JudgedGroup], how: UpdateSettings, *, version: int = 0, **parts: Any
+    policy: Policy,
+    groups: list[JudgedGroup],
+    how: UpdateSettings,
+    *,
+    version: int = 0,
+    **parts: Any,
 ) -> tuple[torch.Tensor | None, UpdateReport]:
     """Gradient and report of one update; the policy is put back as it was."""
     before = policy.adapter_state()
@@ -65,7 +70,8 @@ def learn(
 def alike(one: UpdateReport, other: UpdateReport, share: float) -> bool:
     """Every metric is there in both, and equal up to ``share``."""
     return one.metrics.keys() == other.metrics.keys() and all(
-        value == (None if value is None else pytest.approx(other.metrics[key], rel=share, abs=1e-12))
+        value
+        == (None if value is None else pytest.approx(other.metrics[key], rel=share, abs=1e-12))
         for key, value in one.metrics.items()
     )
 
@@ -98,7 +104,9 @@ def test_the_first_ratio_is_exactly_one(
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_no_layout_changes_the_gradient(policy: Policy, level: str, beta: float) -> None:
-    groups = [judged(n, [0.0, 1.0, 0.5, 0.2, 0.9], observed=n == 2, version=n % 2) for n in range(4)]
+    groups = [
+        judged(n, [0.0, 1.0, 0.5, 0.2, 0.9], observed=n == 2, version=n % 2) for n in range(4)
+    ]
     results = {
         name: learn(policy, groups, chosen(level, kl_beta=beta, layout=layout), version=1)
         for name, layout in LAYOUTS.items()
@@ -212,7 +220,9 @@ def test_older_tokens_have_the_samplers_log_prob_below_in_fp32(policy: Policy, l
     _, report = learn(policy, [group], how, version=2)
     by_hand = scores(policy, group)[0][:2] - torch.tensor(mixed.logprobs[:2], dtype=torch.float64)
     ratio = by_hand.exp() if level == "token" else (by_hand.sum() / 4).exp().repeat(4)
-    assert report.metrics["ratio_mean"] == pytest.approx((float(ratio.sum()) + 10 - len(ratio)) / 10)
+    assert report.metrics["ratio_mean"] == pytest.approx(
+        (float(ratio.sum()) + 10 - len(ratio)) / 10
+    )
     assert report.metrics["stale_token_share"] == 0.2
     assert report.metrics["lag_mean"] == 0.2
     assert report.metrics["lag_max"] == 1
