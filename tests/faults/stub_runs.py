@@ -112,5 +112,6 @@ def nothing_left(store: Store, run: StoredRun, seconds: float = 5.0) -> None:
     assert gone, (processes_of(run), host_log(store, run))
     connection = Path(store.attempts(run.key)[-1]["connection_file"])
     assert until(lambda: not connection.exists(), seconds)
-    assert not is_alive(host_of(store, run))
+    # While a process ends, its command line goes before it does.
+    assert until(lambda: not is_alive(host_of(store, run)), seconds)
     assert list(connection.parent.parent.glob(f"{connection.stem}-*")) == []
