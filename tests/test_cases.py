@@ -586,3 +586,28 @@ def test_every_misspelt_key_is_refused_with_the_nearest_name(home: Path) -> None
     assert "line 2" in descriptor
     # what would be ignored cannot change anything, since nothing is
     assert plan("# num_step: 5\nnum_steps: 7").config_hash == plan("num_steps: 7").config_hash
+
+
+def test_every_rule_of_sizes_has_its_own_message_and_all_are_told(home: Path) -> None:
+    # SZ-02, SZ-03
+    for value in (1, 0, -3, 33):
+        (one,) = refusals(f"\ngroup_size: {value}")
+        assert f"group_size is out of bounds: found {value}; allowed: 2 to 32 (line 2" in one
+    both = refusals("group_size: 1\nbatch_size: 0\nmin_trajectories_per_group: 0\ngpus: 65")
+    names = ["group_size", "batch_size", "min_trajectories_per_group", "gpus"]
+    assert [line.split()[0] for line in both] == names
+    few = nbtrain.workload(
+        "few", tasks=[{"prompt": f"What is {n} + 3?"} for n in range(3)],
+        held_out=[{"prompt": "What is 1 + 1?"}], rewards=[scalars], base_model="nbtrain/tiny",
+    )  # fmt: skip
+    with pytest.raises(PlanRefused, match="gpus 4 is more than the 3 training tasks"):
+        Client().training.resolve(options={"gpus": 4}, bench_id=few.id)
+    assert len(Client().training.runs.list()) == 0
+
+
+def test_what_is_cut_counts_when_budgets_cut_on_purpose(home: Path) -> None:
+    dense = plan("density_aware_training: true")
+    assert dense["train_on_truncation"] is True
+    (one,) = refusals("density_aware_training: true\ntrain_on_truncation: false")
+    assert "train_on_truncation false contradicts density_aware_training true" in one
+    assert "line 2" in one

@@ -6,18 +6,21 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import stored
-from sqlalchemy import event
+from sqlalchemy import event, update
 
 import nbtrain
 from nbtrain.client import Client, NotBuiltYet, Run
 from nbtrain.errors import AmbiguousReference, NotFound, PlanRefused, Refused
 from nbtrain.plan.phases import Phase
+from nbtrain.store import tables
 
 
 @pytest.fixture
@@ -307,6 +310,39 @@ def test_a_look_reads_the_checkpoints_only_after_a_save(client: Client, run: Run
     stored.validate(run, 4, 0.9)
     stored.save(run, 4)
     assert [line.step for line in glance.refresh().checkpoints] == [0, 2, 4]
+
+
+def test_an_estimate_starts_nothing_and_says_what_is_wrong(client: Client) -> None:
+    found = client.training.estimate(options={"num_steps": 3}, bench_id="sums")
+    assert (found.steps, found.validation_rounds) == (3, 4)
+    assert found.memory is not None
+    assert found.free_bytes is not None
+    assert found.seconds is None
+    assert len(client.training.runs.list()) == 0
+    with pytest.raises(PlanRefused, match="batch_size"):
+        client.training.estimate(options={"batch_size": 0}, bench_id="sums")
+    view = client.training.resolve(options={"num_steps": 3}, bench_id="sums")
+    assert replace(view.estimate, free_bytes=0) == replace(found, free_bytes=0)
+    assert repr(view.estimate) in repr(view)
+
+
+def test_time_is_told_by_the_runs_that_ended_here(client: Client, run: Run) -> None:
+    options = {"num_steps": 10, "batch_size": 2, "group_size": 4, "val_interval_steps": 0}
+
+    def measured() -> Any:
+        return client.training.estimate(options=options, bench_id="sums").measured
+
+    assert measured() is None  # the run goes on
+    stored.finish(run)
+    found = measured()
+    row = stored.row_of(run)
+    assert found.runs == 1
+    assert found.tokens_per_trajectory == row.output_tokens / row.attempted_trajectories
+    assert found.surplus >= 1
+    assert client.training.estimate(options=options, bench_id="sums").seconds is not None
+    with stored.store_of(client).database.writing() as connection:
+        connection.execute(update(tables.attempts).values(hostname="elsewhere"))
+    assert measured() is None
 
 
 def test_earlier_runs_are_those_of_the_same_recipe(client: Client, run: Run) -> None:

@@ -105,6 +105,8 @@ def test_the_first_cell_of_the_tour(shell: Shell, launched: list[Run]) -> None:
     assert set(bundle) == {"text/plain", "text/html"}
     assert run.id[:12] in bundle["text/html"]
     assert shell.ip.display_pub.outputs[0]["transient"]["display_id"].startswith("nbtrain-")
+    expected = "expected: about 64 trajectories to train on, about 150 in 3 validation rounds"
+    assert expected in bundle["text/plain"]
     given = stored.row_of(run).plan
     assert given["text"].startswith("%%train --workload sums")
     assert given["arguments"]["workload"] == "sums"
@@ -225,6 +227,8 @@ def test_a_dry_run_starts_nothing(shell: Shell, launched: list[Run]) -> None:
     assert shell.ns["plan"].config["num_steps"] == 3
     (bundle,) = shell.bundles
     assert "num_steps" in bundle["text/html"]
+    assert "4 validation rounds of 50 trajectories: 200" in bundle["text/html"]
+    assert "time unknown until the first step" in bundle["text/plain"]
     assert not default_client().training.runs.list().items
 
 
@@ -370,7 +374,7 @@ def test_other_runs_of_the_name_are_told_of(
     assert "still running" not in shell.bundles[0]["text/plain"]
 
 
-def test_options_are_shown_by_group_what_is_not_built_last(shell: Shell) -> None:
+def test_options_are_shown_by_group(shell: Shell) -> None:
     table = shell.do("%train options nbtrain/tiny")
     text, markup = repr(table), table._repr_html_()
     lines = text.splitlines()
@@ -380,11 +384,13 @@ def test_options_are_shown_by_group_what_is_not_built_last(shell: Shell) -> None
     assert lines[at + 1].strip().startswith("Training steps to run.")
     joined = " ".join(text.split())
     assert "computed: half of group_size, rounded down" in joined
-    assert "3, trained at 0 in this version; allowed: 3 or 0 in this version" in joined
+    assert "3; allowed: 0 to 100" in joined
+    assert "the lowest level that thinks; null for a model without levels; allowed: null" in joined
+    assert "not built" not in joined
+    assert "this version" not in joined
     assert "NaN" not in text + markup
     assert "many digits" not in text
-    last = text.index("not built yet: only the default is accepted")
-    assert text.index("lora_rank") < last < text.index("max_total_trajectories")
+    assert text.index("\nadapter") < text.index("lora_rank") < text.index("\nbudgets")
     for info in default_client().training.list_options().models[0].options:
         assert f"<code>{info.name}</code>" in markup
     assert max(map(len, lines)) <= 100
@@ -392,6 +398,14 @@ def test_options_are_shown_by_group_what_is_not_built_last(shell: Shell) -> None
     other = repr(shell.do("%train options --mode evaluation"))
     assert "val_num_tasks" in other
     assert "  num_steps " not in other
+
+
+def test_an_estimate_of_a_run(shell: Shell, launched: list[Run]) -> None:
+    shell.do(FIRST)
+    found = shell.do("%train estimate first")
+    assert (found.trajectories, found.validation_rounds) == (64, 3)
+    assert found.seconds is None
+    assert "%train estimate takes a run" in shell.refuse("%train estimate")
 
 
 def test_help_on_the_line(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
