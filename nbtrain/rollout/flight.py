@@ -537,7 +537,7 @@ def apply_grades(group: Group, grades: GroupGrades, *, limit: float | None = Non
             trajectory.terms = dict.fromkeys(grade.terms)
             continue
         trajectory.reward = grade.reward
-        trajectory.error = grade.error
+        trajectory.error = grade.error or trajectory.error
         failed = grade.reward is None and grade.kind != "missing"
         if failed and trajectory.reason is TerminationReason.ENV_DONE:
             late = grade.kind == "timeout" and limit is not None
