@@ -172,3 +172,9 @@ def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]
 ) -> dict[str, Any]:
     return {"score": float(solution_str == ground_truth), "acc": True}
+
+
+def slow_pid(completion: str, task: dict[str, Any]) -> float:
+    """Takes a while, and tells which worker it ran in."""
+    time.sleep(0.1)
+    return float(os.getpid())

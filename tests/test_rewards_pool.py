@@ -393,3 +393,16 @@ def test_workers_die_with_their_parent_even_while_one_holds_the_gil(tmp_path: Pa
     while any(alive(pid) for pid in workers) and time.monotonic() < end:
         time.sleep(0.05)
     assert not [pid for pid in workers if alive(pid)]
+
+
+def test_slow_parts_of_a_group_are_spread_over_free_workers(tmp_path: Path) -> None:
+    """What they cost is known after the first group, which goes to one worker as a whole."""
+    file = write(tmp_path, [functions.slow_pid])
+    with RewardPool(file, workers=3, timeout_seconds=30, log_path=tmp_path / "log") as pool:
+        request = GradeRequest([{"role": "user", "content": "?"}], ["a"] * 8, {}, task_id="t")
+        used = []
+        for key in range(4):
+            pool.submit(key, request)
+            used.append(len({grade.reward for grade in take(pool)[key]}))
+        assert used[0] == 1
+        assert used[-1] > 1

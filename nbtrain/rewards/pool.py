@@ -8,6 +8,7 @@ again alone (a term of one sample on each completion, a term of TRL's form on th
 only the culprit stays ungraded. A group with *u* such parts thus takes at most 1 + *u* calls of
 ``timeout_seconds`` that hang, spread over the workers. A call begins no further part once half
 its time is over, and the rest goes into another call, so slow functions are not taken for hanging.
+Once parts have turned out slow, a group's parts are spread over the workers that are free.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from nbtrain.rewards.scoring import Unit, describe
 __all__ = ["RewardPool"]
 
 _SLICE_SECONDS = 0.5
+_SLOW_SECONDS = 0.05
+"""A part that takes longer than this is worth a call, and a worker, of its own."""
 _STALL_SECONDS = 30.0
 _MOST_BREAKS = 3
 
@@ -99,6 +102,8 @@ class RewardPool:
         self._events: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._next = 0
         self._breaks = 0
+        self._workers = workers
+        self._part_seconds = 0.0
         self._progress = time.monotonic()
         self._closed = False
         self._drain = Drain(self.log_path, workers)
@@ -145,9 +150,9 @@ class RewardPool:
         if not self._calls:
             self._progress = time.monotonic()
         self._groups[key] = group
-        if units:
-            self._call(key, units)
-        else:
+        for share in self._shares(units):
+            self._call(key, share)
+        if not units:
             self._complete(key)
 
     def finished(self, block: float | None = 0.0) -> list[tuple[Any, GroupGrades]]:
@@ -211,6 +216,13 @@ class RewardPool:
                 units.append(Unit(index, None))
         return units
 
+    def _shares(self, units: list[Unit]) -> list[list[Unit]]:
+        """The units of a group in as many calls as pay."""
+        free = self._workers - len(self._calls)
+        count = min(free, len(units)) if self._part_seconds > _SLOW_SECONDS else 1
+        count = max(1, count)
+        return [units[first::count] for first in range(min(count, len(units)))]
+
     def _call(self, key: Hashable, units: Collection[Unit]) -> None:
         call = _Call(key, tuple(units))
         number = self._next
@@ -251,6 +263,7 @@ class RewardPool:
         if error is None:
             self._breaks = 0
             done, left, seconds = call.future.result()
+            self._part_seconds += (seconds / max(1, len(done)) - self._part_seconds) / 4
             self._record(call.key, done, seconds)
             if left:
                 self._call(call.key, left)
