@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtrain.training.cadence import checkpoint_due, validation_due
-from nbtrain.training.retention import Kept, sweep_training_states
+from nbtrain.training.retention import Kept, sweep_checkpoints, sweep_training_states
 
 
 def steps(rule, start: int, total: int, interval: int, **more: object) -> list[int]:  # type: ignore[no-untyped-def]
@@ -65,3 +65,21 @@ def test_the_delete_set_is_all_minus_everything_referenced(
         )
         assert (checkpoint.checkpoint_id in swept) == (not must_stay)
     assert swept <= {c.checkpoint_id for c in holding}
+
+
+@given(st.lists(kept, max_size=12, unique_by=lambda c: c.step), st.integers(1, 5))
+def test_whole_checkpoints_go_but_for_first_best_newest_and_pinned(
+    checkpoints: list[Kept], keep: int
+) -> None:
+    swept = set(sweep_checkpoints(checkpoints, keep=keep))
+    ordered = sorted(checkpoints, key=lambda c: c.step)
+    scores = [c.held_out_reward for c in ordered if c.held_out_reward is not None]
+    best = next((c for c in ordered if scores and c.held_out_reward == max(scores)), None)
+    for checkpoint in ordered:
+        stays = (
+            checkpoint in (ordered[0], best)
+            or checkpoint in ordered[1:][-keep:]
+            or checkpoint.pinned
+        )
+        assert (checkpoint.checkpoint_id in swept) == (not stays)
+    assert sweep_checkpoints(checkpoints, keep=None) == []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from nbtrain.errors import PlanRefused, Problem, StoreError
 from nbtrain.plan.phases import RESUME_AT, TERMINAL, Phase, may_follow
@@ -253,6 +253,24 @@ class Runs(Reader):
             gone = update(table).where(here).values(training_state=False, size_bytes=left)
             connection.execute(gone)
         return str(found.path)
+
+    def drop_checkpoint(self, checkpoint_id: str) -> str | None:
+        """Forget a checkpoint and return its path, for its folder to go.
+
+        ``None``, and nothing forgotten, when it is pinned, or when a run that has not ended goes
+        on from it.
+        """
+        table = tables.checkpoints
+        here = (
+            (table.c.checkpoint_id == checkpoint_id)
+            & table.c.pinned.is_(False)
+            & table.c.checkpoint_id.not_in(_REFERENCED)
+        )
+        with self.database.writing() as connection:
+            path = connection.execute(select(table.c.path).where(here)).scalar()
+            if path is not None:
+                connection.execute(delete(table).where(here))
+        return None if path is None else str(path)
 
     def referenced_checkpoints(self) -> set[str]:
         """Ids of the checkpoints that runs which have not ended go on from."""

@@ -176,6 +176,11 @@ def load(
     return Loaded(manifest, adapter, load_file(path / OPTIMIZER), state)
 
 
+def drop(path: Path) -> None:
+    """Delete a checkpoint, once the store no longer lists it."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def drop_training_state(path: Path) -> None:
     """Delete a checkpoint's training state, once the store no longer lists it."""
     for name in STATE_FILES:

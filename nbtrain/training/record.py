@@ -20,7 +20,7 @@ from nbtrain.training.checkpoints import Identity
 from nbtrain.training.loop import LoopState
 from nbtrain.training.partials import clear_partial
 from nbtrain.training.policy import Policy
-from nbtrain.training.retention import Kept, sweep_training_states
+from nbtrain.training.retention import Kept, sweep_checkpoints, sweep_training_states
 
 log = logging.getLogger("nbtrain.training")
 
@@ -49,7 +49,8 @@ class StoreRecorder:
         self._policy = policy
         self._identity = identity
         self._held_out: dict[int, float] = {}
-        self._holding: list[Kept] = []  # what this attempt saved and still has training state
+        self._saved: list[Kept] = []  # what this attempt saved and still has
+        self._keep = keep
         clear_partial(self._folder)
 
     def step(
@@ -116,20 +117,30 @@ class StoreRecorder:
             "reason": reason,
         }
         insist(lambda: self._writer.commit_checkpoint(row))
-        self._holding.append(Kept(saved.checkpoint_id, step, True))
+        self._saved.append(Kept(saved.checkpoint_id, step, True))
         self._sweep()
 
     def _sweep(self) -> None:
-        """Drop training state; what is pinned or gone on from meanwhile, the store knows."""
-        listed = [replace(c, held_out_reward=self._held_out.get(c.step)) for c in self._holding]
+        """Let go of what is not kept; what is pinned or gone on from meanwhile, the store knows."""
+        listed = [replace(c, held_out_reward=self._held_out.get(c.step)) for c in self._saved]
         referenced = self._store.referenced_checkpoints()
-        swept = set(sweep_training_states(listed, referenced=referenced))
-        for checkpoint_id in swept:
-            # The store forgets it first: a listed training state is always there.
+        # The store forgets first: what is listed is always there.
+        gone = set()
+        for checkpoint_id in sweep_checkpoints(listed, referenced=referenced, keep=self._keep):
+            path = insist(partial(self._store.drop_checkpoint, checkpoint_id))
+            if path is not None:
+                checkpoints.drop(Path(path))
+                gone.add(checkpoint_id)
+        listed = [c for c in listed if c.checkpoint_id not in gone]
+        bare = set(sweep_training_states(listed, referenced=referenced))
+        for checkpoint_id in bare:
             path = insist(partial(self._store.drop_training_state, checkpoint_id))
             if path is not None:
                 checkpoints.drop_training_state(Path(path))
-        self._holding = [c for c in self._holding if c.checkpoint_id not in swept]
+        self._saved = [
+            replace(c, training_state=c.training_state and c.checkpoint_id not in bare)
+            for c in listed
+        ]
 
 
 def insist(action: Callable[[], _T], *, patience: float = _PATIENCE_SECONDS) -> _T:

@@ -1,8 +1,8 @@
 """Which checkpoints keep what: pure functions of plain data.
 
-Every adapter is kept. Training state, three times an adapter's size, is kept for the newest
-checkpoints of a run, for the best one, and for every one that is referenced; the delete set is all
-minus those.
+Training state, three times an adapter's size, is kept for the newest checkpoints of a run, for
+the best one, and for every one that is referenced; the delete set is all minus those. Adapters are
+all kept, unless the run keeps only so many of the newest.
 """
 
 from __future__ import annotations
@@ -36,10 +36,34 @@ def sweep_training_states(
     ``referenced`` are the checkpoints that unfinished runs go on from.
     """
     holding = sorted((c for c in checkpoints if c.training_state), key=lambda c: c.step)
-    newest = {c.checkpoint_id for c in holding[-keep:]} if keep else set()
-    pinned = {c.checkpoint_id for c in holding if c.pinned}
-    scored = [c for c in holding if c.held_out_reward is not None]
-    # max() gives the first of equals, and they stand in the order of their steps: the earliest
-    best = {max(scored, key=lambda c: c.held_out_reward or 0.0).checkpoint_id} if scored else set()
-    kept = newest | best | pinned | set(referenced)
-    return [c.checkpoint_id for c in holding if c.checkpoint_id not in kept]
+    return _all_but(holding, keep, referenced)
+
+
+def sweep_checkpoints(
+    checkpoints: Iterable[Kept], *, referenced: Collection[str] = (), keep: int | None
+) -> list[str]:
+    """Ids of the checkpoints that go as a whole; none when ``keep`` is ``None``.
+
+    Kept are the first of the run and the newest ``keep``, besides the best, pinned and referenced.
+    """
+    if keep is None:
+        return []
+    ordered = sorted(checkpoints, key=lambda c: c.step)
+    return _all_but(ordered[1:], max(keep, 1), referenced, ordered)
+
+
+def _all_but(
+    ordered: list[Kept],
+    newest: int,
+    referenced: Collection[str],
+    competing: list[Kept] | None = None,
+) -> list[str]:
+    """Ids of ``ordered`` (by step) but for the newest, the best of ``competing``, the wanted."""
+    stay = {c.checkpoint_id for c in ordered[-newest:]} if newest else set()
+    stay |= {c.checkpoint_id for c in ordered if c.pinned}
+    scored = [c for c in competing or ordered if c.held_out_reward is not None]
+    if scored:
+        # max() gives the first of equals, and they stand in the order of their steps
+        stay.add(max(scored, key=lambda c: c.held_out_reward or 0.0).checkpoint_id)
+    stay |= set(referenced)
+    return [c.checkpoint_id for c in ordered if c.checkpoint_id not in stay]
