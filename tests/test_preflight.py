@@ -151,6 +151,7 @@ def test_the_parts_are_the_model_s_own_arithmetic() -> None:
     assert stale.adapter == 4_884_480 * 4 * 8
     assert (stale.together, found.together) == (True, False)
     assert memory(gpus=2).kv == stale.kv // 2
+    assert memory(precision="fp32", max_staleness=0).kv_one == 2 * found.kv_one
     assert memory(precision="fp32").weights == 2 * found.weights
 
 

@@ -65,7 +65,7 @@ def thinking(template: str | None, architecture: str | None = None) -> Thinking:
 
     A template that jinja2 cannot read lets one choose nothing.
     """
-    if not template:
+    if not template or not any(name in template for name in (*_SWITCHES, _EFFORT)):
         return Thinking()
     from jinja2 import TemplateError, meta
 

@@ -135,8 +135,7 @@ class ResolvedView:
             for name, value, origin, note in rows
         ]
         rest = len(self.plan.settings) - len(rows)
-        told = [repr(self.estimate)] if self._how is not None else []
-        return "\n".join([*self._head(), *lines, f"  {rest} options at their defaults", *told])
+        return "\n".join([*self._head(), *lines, f"  {rest} options at their defaults"])
 
     def _repr_html_(self) -> str:
         cell = 'style="text-align:left;padding:1px 10px 1px 0"'
@@ -152,7 +151,6 @@ class ResolvedView:
             '<table style="border-collapse:collapse;font-size:inherit;color:inherit">'
             f"<thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>"
             f"<div>{rest} options at their defaults</div></div>"
-            + (self.estimate._repr_html_() if self._how is not None else "")
         )
 
 

@@ -49,9 +49,12 @@ class TrainMagics(Magics):  # type: ignore[misc]
         client = default_client()
         view = plan.resolve(client)
         if plan.dry_run:
-            self.shell.display_pub.publish(
-                data={"text/plain": repr(view), "text/html": view._repr_html_()}, metadata={}
-            )
+            expected = view.estimate
+            shown = {
+                "text/plain": f"{view!r}\n{expected!r}",
+                "text/html": view._repr_html_() + expected._repr_html_(),
+            }
+            self.shell.display_pub.publish(data=shown, metadata={})
             self._hand_over(view, plan.into)
             return
         run, notes = self._start(plan, view)

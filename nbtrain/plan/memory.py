@@ -24,8 +24,8 @@ _KV_SHARE = 3  # the sampler admits replies into a third of what is free; the re
 class Memory:
     """Bytes of one rank.
 
-    ``weights`` of the base model; ``adapter`` with its gradient, the optimizer's moments and the
-    kept older versions; ``kv`` keys and values if everything in flight were decoded at once;
+    ``weights`` of the base model, twice with vLLM, which loads its own; ``adapter`` with its
+    gradient, the optimizer's moments and the kept older versions; ``kv`` keys and values if everything in flight were decoded at once;
     ``kv_one`` those of one trajectory; ``loss`` logits and activations with the longest reply
     allowed, ``loss_least`` with replies that fit a usual micro-batch. ``together`` says whether
     sampling goes on during an update, so that both are held at once.
@@ -84,7 +84,7 @@ def memory_of(
         return activations + tokens * vocabulary * (2 * wide + 8)
 
     return Memory(
-        weights=model.parameters * wide,
+        weights=model.parameters * wide * (2 if plan["sampler"] == "vllm" else 1),
         adapter=adapter * (_ADAPTER_COPIES + kept),
         kv=kv_one * math.ceil(flights / ranks_of(plan)),
         kv_one=kv_one,
