@@ -5,11 +5,18 @@ from __future__ import annotations
 from nbtrain.catalog.base_models import EMBEDDED, BaseModel
 from nbtrain.catalog.catalog import Catalog
 from nbtrain.catalog.digests import tokenizer_digest
-from nbtrain.catalog.samples import SUMS, SUMS_BASE_MODEL, sums_rows
+from nbtrain.catalog.samples import (
+    CALCULATOR,
+    SUMS,
+    SUMS_BASE_MODEL,
+    calculator_rows,
+    sums_rows,
+)
 from nbtrain.catalog.splitting import Split, Task
 from nbtrain.catalog.workloads import Workload, WorkloadSpec, build_workload, load_workload
 
 __all__ = [
+    "CALCULATOR",
     "EMBEDDED",
     "SUMS",
     "SUMS_BASE_MODEL",
@@ -20,6 +27,7 @@ __all__ = [
     "Workload",
     "WorkloadSpec",
     "build_workload",
+    "calculator_rows",
     "load_workload",
     "sums_rows",
     "tokenizer_digest",

@@ -2,7 +2,7 @@
 
 A workload is identified by its content and never changes; a name points at one and may be moved.
 Its folder holds ``workload.json``, ``tasks.jsonl``, ``held_out.jsonl`` (the stated held-out
-tasks) and ``rewards.pkl``.
+tasks), ``rewards.pkl`` and, where it has an environment, ``environment.pkl``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class WorkloadSpec:
     """A checked workload, not yet registered.
 
     ``held_out`` is the fraction to split off, or ``None`` when ``held_out_rows`` states the
-    held-out tasks. ``rewards`` are the packed functions, ``reward_identity`` what they hash to.
+    held-out tasks. ``rewards`` are the packed functions, ``reward_identity`` what they hash to;
+    ``environment`` and ``environment_identity`` likewise, ``None`` where there is none.
     """
 
     workload_id: str
@@ -47,6 +48,8 @@ class WorkloadSpec:
     reward_identity: tuple[dict[str, Any], ...] = field(repr=False)
     base_model: str | None
     raw: bool
+    environment: bytes | None = field(default=None, repr=False)
+    environment_identity: dict[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,17 @@ class Workload:
         """The file that holds the packed rewards."""
         return self.folder / "rewards.pkl"
 
+    @property
+    def environment_identity(self) -> dict[str, Any] | None:
+        """What the environment hashes to, its ``name`` among it; ``None`` without one."""
+        found = self._about.get("environment")
+        return None if found is None else dict(found)
+
+    @property
+    def environment_path(self) -> Path | None:
+        """The file that holds the packed environment; ``None`` where there is none."""
+        return None if self.environment_identity is None else self.folder / "environment.pkl"
+
     def tasks(self) -> list[Task]:
         """Every task that may train or be split off, in the order given."""
         return list(self._tasks)
@@ -167,12 +181,15 @@ def build_workload(
     base_model: str | BaseModel | None = None,
     held_out: object = 0.1,
     raw: bool = False,
+    environment: bytes | None = None,
+    environment_identity: Mapping[str, Any] | None = None,
 ) -> WorkloadSpec:
     """Check everything and compute the content hash.
 
     ``tasks`` is a DataFrame or a list of dicts with a ``prompt`` column; ``held_out`` a fraction
     (0 up to below 1, of the distinct prompts) or rows like ``tasks``. ``rewards`` and
-    ``reward_identity`` come from ``nbtrain.rewards.pack``. Raises ``Refused`` with all problems.
+    ``reward_identity`` come from ``nbtrain.rewards.pack``, ``environment`` and its identity from
+    ``nbtrain.environments.pack``. Raises ``Refused`` with all problems.
     """
     if isinstance(base_model, BaseModel):
         base_model = base_model.slug
@@ -185,8 +202,12 @@ def build_workload(
     if problems:
         raise Refused(problems)
     identity = tuple(dict(term) for term in reward_identity)
+    about = None if environment_identity is None else dict(environment_identity)
+    head: dict[str, Any] = {"rewards": list(identity), "base_model": base_model, "raw": raw}
+    if about is not None:  # absent, not null: other workloads keep their ids
+        head["environment"] = about
     return WorkloadSpec(
-        workload_id=_content_hash(rows, fraction, held_out_rows, identity, base_model, raw=raw),
+        workload_id=_content_hash(rows, fraction, held_out_rows, head),
         name=name,
         rows=tuple(rows),
         held_out=fraction,
@@ -195,6 +216,8 @@ def build_workload(
         reward_identity=identity,
         base_model=base_model,
         raw=raw,
+        environment=environment,
+        environment_identity=about,
     )
 
 
@@ -241,21 +264,11 @@ def _content_hash(
     rows: Sequence[Row],
     fraction: float | None,
     held_out_rows: Sequence[Row],
-    identity: Sequence[Mapping[str, Any]],
-    base_model: str | None,
-    *,
-    raw: bool,
+    more: Mapping[str, Any],
 ) -> str:
     # Lines are hashed one by one: a million tasks never stand in memory as one text.
     digest = hashlib.sha256()
-    head = {
-        "version": VERSION,
-        "held_out": fraction,
-        "rewards": list(identity),
-        "base_model": base_model,
-        "raw": raw,
-        "tasks": len(rows),
-    }
+    head = {"version": VERSION, "held_out": fraction, "tasks": len(rows), **more}
     digest.update(content(head))
     for row in (*rows, *held_out_rows):
         digest.update(b"\n" + content(row))
@@ -283,6 +296,7 @@ def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
         "held_out_tasks": len(spec.held_out_rows),
         "columns": [name for name in spec.rows[0] if name != PROMPT],
         "rewards": list(spec.reward_identity),
+        "environment": spec.environment_identity,
         "splits": _splits(spec),
     }
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -290,6 +304,8 @@ def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
     held_out = b"".join(_line(row) for row in spec.held_out_rows)
     _put(folder / "held_out.jsonl", held_out)
     _put(folder / "rewards.pkl", spec.rewards)
+    if spec.environment is not None:
+        _put(folder / "environment.pkl", spec.environment)
     # Last: a folder without it was left halfway and is none.
     _put(folder / "workload.json", json.dumps(about, indent=1).encode())
     return about

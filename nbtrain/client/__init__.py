@@ -52,7 +52,8 @@ def workload(
     name: str,
     *,
     tasks: Any,
-    rewards: Any,
+    rewards: Any = None,
+    environment: Any = None,
     base_model: Any = None,
     held_out: Any = 0.1,
     raw: bool = False,
@@ -64,8 +65,16 @@ def workload(
     ``(reward, weight)``: built-ins of ``nbtrain.rewards``, ``f(completion, task) -> float``, or
     TRL's ``f(prompts, completions, **columns) -> list``. ``held_out`` is the fraction of prompts
     that never trains, or those tasks themselves; with ``raw`` no chat template is applied.
+    ``environment`` is a class that answers the model between its turns, by ``reset`` and tools or
+    ``step`` (:mod:`nbtrain.environments.contract`); without ``rewards`` its own reward counts.
     Raises :class:`~nbtrain.errors.Refused` with every problem at once.
     """
     return default_client().workloads.create(
-        name, tasks=tasks, rewards=rewards, base_model=base_model, held_out=held_out, raw=raw
+        name,
+        tasks=tasks,
+        rewards=rewards,
+        environment=environment,
+        base_model=base_model,
+        held_out=held_out,
+        raw=raw,
     )

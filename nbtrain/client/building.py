@@ -1,4 +1,4 @@
-"""Making workloads: tasks and rewards, checked and the one against the other."""
+"""Making workloads: tasks, rewards and environment, checked, and the one against the other."""
 
 from __future__ import annotations
 
@@ -8,33 +8,30 @@ from nbtrain.errors import Problem, Refused
 
 if TYPE_CHECKING:
     from nbtrain.catalog import WorkloadSpec
+    from nbtrain.environments import Contract
     from nbtrain.rewards import RewardTerm
 
-__all__ = ["build", "sums"]
+__all__ = ["build", "calculator", "sums"]
 
 
 def build(
     name: str,
     *,
     tasks: object,
-    rewards: object,
+    rewards: object = None,
+    environment: object = None,
     base_model: Any = None,
     held_out: object = 0.1,
     raw: bool = False,
 ) -> WorkloadSpec:
-    """Check tasks and rewards, and the one against the other; raises with all problems at once."""
+    """Check all parts, and the one against the other; raises with all problems at once."""
     from nbtrain.catalog import build_workload
-    from nbtrain.rewards import as_terms, check_columns, pack
+    from nbtrain.environments import check_columns as check_reset
+    from nbtrain.rewards import check_columns
 
     problems: list[Problem] = []
-    packed = b""
-    identity: list[dict[str, Any]] = []
-    terms: list[RewardTerm] = []
-    try:
-        terms = as_terms(rewards)
-        packed, identity = pack(terms)
-    except Refused as error:
-        problems += error.problems
+    terms, packed, identity = _rewards(rewards, environment, problems)
+    contract, packed_environment, environment_identity = _environment(environment, raw, problems)
     try:
         spec = build_workload(
             name,
@@ -44,14 +41,51 @@ def build(
             base_model=getattr(base_model, "slug", base_model),
             held_out=held_out,
             raw=raw,
+            environment=packed_environment,
+            environment_identity=environment_identity,
         )
     except Refused as error:
         raise Refused([*problems, *error.problems]) from None
     columns = [column for column in spec.rows[0] if column != "prompt"]
-    problems += check_columns(terms, columns)
+    problems += check_columns(terms, columns, environment=environment is not None)
+    problems += check_reset(contract, columns)
     if problems:
         raise Refused(problems)
     return spec
+
+
+def _rewards(
+    rewards: object, environment: object, problems: list[Problem]
+) -> tuple[list[RewardTerm], bytes, list[dict[str, Any]]]:
+    from nbtrain.rewards import as_terms, pack
+    from nbtrain.rewards import environment as own_reward
+
+    if rewards is None and environment is not None:
+        rewards = own_reward()
+    try:
+        terms = as_terms(rewards)
+        return terms, *pack(terms)
+    except Refused as error:
+        problems += error.problems
+        return [], b"", []
+
+
+def _environment(
+    environment: object, raw: bool, problems: list[Problem]
+) -> tuple[Contract | None, bytes | None, dict[str, Any] | None]:
+    from nbtrain.environments import pack
+
+    if environment is None:
+        return None, None, None
+    if raw is True:
+        message = "raw is True, and an environment speaks in chat messages"
+        problems.append(Problem("raw", message, found=True, allowed="False with an environment"))
+    try:
+        packed, identity, contract = pack(environment)
+    except Refused as error:
+        problems += error.problems
+        return None, None, None
+    return contract, packed, identity
 
 
 def sums() -> WorkloadSpec:
@@ -62,4 +96,19 @@ def sums() -> WorkloadSpec:
     train, held_out = sums_rows()
     return build(
         SUMS, tasks=train, rewards=[exact("answer")], base_model=SUMS_BASE_MODEL, held_out=held_out
+    )
+
+
+def calculator() -> WorkloadSpec:
+    """The sample workload ``calculator``: additions in two turns, by way of a tool."""
+    from nbtrain.catalog import CALCULATOR, SUMS_BASE_MODEL, calculator_rows
+    from nbtrain.environments.calculator import Calculator
+
+    train, held_out = calculator_rows()
+    return build(
+        CALCULATOR,
+        tasks=train,
+        environment=Calculator,
+        base_model=SUMS_BASE_MODEL,
+        held_out=held_out,
     )

@@ -34,10 +34,10 @@ class Parts:
     @cached_property
     def catalog(self) -> Catalog:
         """Workloads and base models."""
-        from nbtrain.catalog import SUMS, Catalog
-        from nbtrain.client.building import sums
+        from nbtrain.catalog import CALCULATOR, SUMS, Catalog
+        from nbtrain.client.building import calculator, sums
 
-        return Catalog(self.store, samples={SUMS: sums})
+        return Catalog(self.store, samples={SUMS: sums, CALCULATOR: calculator})
 
     @cached_property
     def registry(self) -> ClientRegistry:

@@ -31,6 +31,9 @@ class WorkloadItem:
         self.base_model: str | None = workload.base_model
         self.raw: bool = workload.raw
         self.reward_names: list[str] = workload.reward_names
+        environment = workload.environment_identity
+        self.environment: str | None = None if environment is None else environment["name"]
+        """The environment's name; ``None`` where replies are answered by nothing."""
 
     def tasks(self) -> list[Any]:
         """Every task that may train or be split off."""
@@ -50,6 +53,7 @@ class WorkloadItem:
             "held_out": split.held_out,
             "split": split.description,
             "rewards": ", ".join(self.reward_names),
+            "environment": self.environment,
             "base_model": self.base_model,
             "raw": self.raw,
         }
@@ -64,7 +68,8 @@ class WorkloadItem:
         row = self.to_row()
         return (
             f"<Workload {self.name or ''} {self.id[:12]}: {row['train']:,} tasks train, "
-            f"{row['held_out']:,} held out, rewards {row['rewards']}>"
+            f"{row['held_out']:,} held out, rewards {row['rewards']}"
+            + (f", environment {self.environment}>" if self.environment else ">")
             + (f"\n{self.note}" if self.note else "")
         )
 
@@ -81,6 +86,7 @@ class Workloads:
         *,
         tasks: object = None,
         rewards: object = None,
+        environment: object = None,
         base_model: Any = None,
         held_out: object = 0.1,
         raw: bool = False,
@@ -91,15 +97,24 @@ class Workloads:
 
         ``tasks`` is a DataFrame or a list of dicts with a ``prompt`` column (chat messages, or
         text) and the columns that the rewards read. ``rewards`` is a reward, or a list of
-        rewards and ``(reward, weight)``. ``held_out`` is the fraction of prompts that never
-        trains, or those tasks themselves. With ``raw`` no chat template is applied. ``dataset``
-        and ``grader`` are refused by name in this version. Raises :class:`Refused` with every
-        problem at once.
+        rewards and ``(reward, weight)``. ``environment`` is a class, or a factory without
+        arguments, that answers the model between its turns
+        (:mod:`nbtrain.environments.contract` says what it may look like); with one, ``rewards``
+        may be left out, and the environment's own reward counts. ``held_out`` is the fraction of
+        prompts that never trains, or those tasks themselves. With ``raw`` no chat template is
+        applied. ``dataset`` and ``grader`` are refused by name in this version. Raises
+        :class:`Refused` with every problem at once.
         """
         if dataset is not None or grader is not None:
             refuse("dataset= and grader=", "state tasks=… and rewards=…")
         spec = build(
-            name, tasks=tasks, rewards=rewards, base_model=base_model, held_out=held_out, raw=raw
+            name,
+            tasks=tasks,
+            rewards=rewards,
+            environment=environment,
+            base_model=base_model,
+            held_out=held_out,
+            raw=raw,
         )
         before = self._parts.store.alias("workload", name)
         made = self._parts.catalog.register_workload(spec)
