@@ -50,11 +50,11 @@ class TrainMagics(Magics):  # type: ignore[misc]
         view = plan.resolve(client)
         if plan.dry_run:
             expected = view.estimate
-            shown = {
+            both = {
                 "text/plain": f"{view!r}\n{expected!r}",
                 "text/html": view._repr_html_() + expected._repr_html_(),
             }
-            self.shell.display_pub.publish(data=shown, metadata={})
+            self.shell.display_pub.publish(data=both, metadata={})
             self._hand_over(view, plan.into)
             return
         run, notes = self._start(plan, view)

@@ -25,10 +25,11 @@ class Memory:
     """Bytes of one rank.
 
     ``weights`` of the base model, twice with vLLM, which loads its own; ``adapter`` with its
-    gradient, the optimizer's moments and the kept older versions; ``kv`` keys and values if everything in flight were decoded at once;
-    ``kv_one`` those of one trajectory; ``loss`` logits and activations with the longest reply
-    allowed, ``loss_least`` with replies that fit a usual micro-batch. ``together`` says whether
-    sampling goes on during an update, so that both are held at once.
+    gradient, the optimizer's moments and the kept older versions; ``kv`` keys and values if
+    everything in flight were decoded at once, ``kv_one`` those of one trajectory; ``loss`` logits
+    and activations with the longest reply allowed, ``loss_least`` with replies that fit a usual
+    micro-batch. ``together`` says whether sampling goes on during an update, so that both are
+    held at once.
     """
 
     weights: int
