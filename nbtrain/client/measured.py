@@ -5,14 +5,35 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from nbtrain.plan.preflight import Measured
+from nbtrain.client.machine import free_bytes
+from nbtrain.plan.memory import ranks_of
+from nbtrain.plan.preflight import Estimate, Measured, estimate
 
 if TYPE_CHECKING:
+    from nbtrain.client.parts import Parts
+    from nbtrain.plan.resolved import ResolvedPlan
     from nbtrain.store import Store, StoredRun
 
-__all__ = ["earlier_runs"]
+__all__ = ["earlier_runs", "estimate_here"]
 
 _LOOK_AT, _USE = 50, 5  # newest runs of the store, and of those that count
+
+
+def estimate_here(parts: Parts, plan: ResolvedPlan) -> Estimate:
+    """What ``plan`` will take on this machine."""
+    registry = parts.registry
+    machine = registry.machine()
+    free = free_bytes(machine)
+    if free is not None and not machine.gpus:
+        free //= ranks_of(plan)  # ranks on the CPU share its memory
+    workload = registry.workload(plan.workload.workload_id)
+    return estimate(
+        plan,
+        registry.base_model(plan.base_model.slug),
+        measured=earlier_runs(parts.store, plan.base_model.fingerprint),
+        free_bytes=free,
+        turns=workload.environment_identity is not None,
+    )
 
 
 def earlier_runs(store: Store, fingerprint: str) -> Measured | None:

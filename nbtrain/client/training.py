@@ -148,24 +148,9 @@ class Training:
         return self._estimate(self._parts.run(run).plan)
 
     def _estimate(self, plan: ResolvedPlan) -> Estimate:
-        from nbtrain.client.machine import free_bytes
-        from nbtrain.client.measured import earlier_runs
-        from nbtrain.plan.memory import ranks_of
-        from nbtrain.plan.preflight import estimate
+        from nbtrain.client.measured import estimate_here
 
-        registry = self._parts.registry
-        machine = registry.machine()
-        free = free_bytes(machine)
-        if free is not None and not machine.gpus:
-            free //= ranks_of(plan)  # ranks on the CPU share its memory
-        workload = registry.workload(plan.workload.workload_id)
-        return estimate(
-            plan,
-            registry.base_model(plan.base_model.slug),
-            measured=earlier_runs(self._parts.store, plan.base_model.fingerprint),
-            free_bytes=free,
-            turns=getattr(workload, "environment", None) is not None,
-        )
+        return estimate_here(self._parts, plan)
 
     def _parent_plan(self, plan: ResolvedPlan) -> ResolvedPlan | None:
         if plan.parent is None:
