@@ -17,11 +17,13 @@ from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.limits import Sampling
 from nbtrain.rollout.ragged import RaggedSampler
 from nbtrain.rollout.types import TaskView
+from nbtrain.training.history import AdapterHistory
 from nbtrain.training.loop import Loop, LoopSettings, LoopState
 from nbtrain.training.policy import Policy
 from nbtrain.training.update import Updater, UpdateSettings
 from nbtrain.training.validation import ValidationSettings, Validator
 
+EMBEDDED = Path(__file__).parent.parent / "nbtrain" / "catalog" / "embedded" / "tiny"
 SAMPLING = Sampling(max_new_tokens=6, max_trajectory_tokens=32, max_context=32)
 
 
@@ -80,6 +82,7 @@ def make_loop(
     reward: Any = length,
     slots: int = 64,
     dtype: torch.dtype = torch.float32,
+    staleness: int = 0,
     **changes: Any,
 ) -> tuple[Loop, Records]:
     policy = Policy.load(
@@ -100,8 +103,18 @@ def make_loop(
     collector = Collector(
         tasks(9),
         flight,
-        CollectorSettings(3, 4, slots, 1e9, 7, changes.pop("rules", rules), SAMPLING),
+        CollectorSettings(
+            3,
+            4,
+            slots,
+            1e9,
+            7,
+            changes.pop("rules", rules),
+            SAMPLING,
+            max_staleness=staleness,
+        ),
     )
+    history = AdapterHistory(policy.trainable, staleness + 1) if staleness else None
     held_out = ValidationSettings(4, 2, 8, 7, SAMPLING)
     records = Records()
     settings = LoopSettings(
@@ -119,7 +132,10 @@ def make_loop(
         settings,
         policy=policy,
         updater=Updater(
-            policy, UpdateSettings("sequence", 3e-4, 4e-4, 0.0, 1.0, 1.0), weight_decay=0.01
+            policy,
+            UpdateSettings("sequence", 3e-4, 4e-4, 0.0, 1.0, 1.0),
+            weight_decay=0.01,
+            history=history,
         ),
         collector=collector,
         validator=Validator(tasks(5, 100), flight, held_out),
@@ -180,9 +196,12 @@ def test_a_run_records_its_rounds_checkpoints_and_steps(model_folder: Path) -> N
         assert row["metrics"]["sampler_gap"] < 1e-5
 
 
-def test_the_sampled_ids_do_not_depend_on_concurrency(model_folder: Path) -> None:
+@pytest.mark.parametrize("embedded", [False, True])
+def test_the_sampled_ids_do_not_depend_on_concurrency(model_folder: Path, embedded: bool) -> None:
+    folder = EMBEDDED if embedded else model_folder
+
     def first_step(slots: int) -> dict[str, Any]:
-        loop, records = make_loop(model_folder, slots=slots, dtype=torch.float64)
+        loop, records = make_loop(folder, slots=slots, dtype=torch.float64)
         loop.advance()
         return loop.state_dict().adapter | {"reward": torch.tensor(records.steps[0]["avg_reward"])}
 
@@ -251,3 +270,53 @@ def test_missing_grades_are_never_zero(model_folder: Path) -> None:
     assert row["metrics"]["graded_trajectories"] == 0
     assert row["too_small_groups"] == row["completed_groups"] == 6  # not a pass over all nine
     assert "24 of 24 trajectories were not graded" in str(ending.failure)
+
+
+def adds_up(rows: list[dict[str, Any]]) -> None:
+    over = 0
+    for row in rows:
+        places = ("used", "filtered", "too_small", "discarded", "pending")
+        placed = sum(row[f"{place}_groups"] for place in places)
+        assert placed + row["metrics"]["no_signal_not_trained"] == row["completed_groups"]
+        over += row["completed_groups"] + row["cancelled_groups"]
+    assert rows[-1]["started_groups"] == rows[-1]["in_flight_groups"] + over
+
+
+def test_a_run_ahead_of_training_adds_up_and_leaves_nothing_open(model_folder: Path) -> None:
+    loop, records = make_loop(model_folder, total=12, staleness=2, slots=24)
+    ending = loop.run()
+    assert (ending.failure, ending.ended) == (None, None)
+    adds_up(records.steps)
+    assert all(row["settled"] for row in records.steps)
+    assert records.steps[-1]["in_flight_groups"] == 0
+    lags = [row["metrics"]["lag_max"] for row in records.steps]
+    assert max(lags) > 0, "something was sampled by an older policy"
+    assert max(lags) <= 2 + 1, "a trajectory of several tokens may span one update more"
+    assert all(round["round_completed"] for round in records.rounds)
+
+
+def test_a_run_ahead_of_training_goes_on_from_any_step(model_folder: Path) -> None:
+    """Not bit for bit: unfinished trajectories start again; but all there was is there."""
+    straight, _ = make_loop(model_folder, total=8, staleness=2, slots=24)
+    for step in range(1, 6):
+        straight.advance()
+        state = through_json(straight.state_dict())
+        other, records = make_loop(model_folder, total=8, start=step, staleness=2, slots=24)
+        other.load_state_dict(state)
+        again = other.state_dict()
+        assert same(again.adapter, state.adapter)
+        assert same(again.optimizer, state.optimizer), "older policies' adapters among them"
+        ending = other.run()
+        assert ending.failure is None
+        assert [row["step"] for row in records.steps] == list(range(step + 1, 9))
+        adds_up(records.steps)
+
+
+def test_a_budget_ends_a_run_with_a_checkpoint(model_folder: Path) -> None:
+    loop, records = make_loop(model_folder, total=50)
+    loop._collector._flight.budgets.max_trajectories = 60
+    ending = loop.run()
+    assert ending.failure is None
+    assert "max_total_trajectories (60) was reached after step" in str(ending.ended)
+    assert records.saved[-1][:2] == (loop.step, "final")
+    adds_up(records.steps)
