@@ -45,7 +45,7 @@ def run_attempt(run_id: str, attempt: int) -> int:
     except Cancelled as stop:
         outcome = Outcome("cancelled", ended=str(stop))
     except Terminated as stop:
-        outcome = Outcome("failed", failure=f"the rank was {stop}")
+        outcome = Outcome("failed", failure=str(stop))
     except Exception as error:
         outcome = _failed(error)
     log.info("attempt %d %s: %s", attempt, outcome.result, outcome.failure or outcome.ended or "")

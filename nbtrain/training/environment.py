@@ -6,51 +6,31 @@ takes over what it can and says where it differs.
 
 from __future__ import annotations
 
-import os
 import platform
 from typing import Any
 
 import psutil
 import torch
-from accelerate import Accelerator
 
-from nbtrain.errors import Problem, StartChecksFailed
 from nbtrain.training.cores import worker_count
 
-__all__ = ["describe", "emulated", "kv_budget", "rank_device", "worker_count"]
+__all__ = ["describe", "emulated", "free_memory", "kv_budget", "worker_count"]
 
 
-def rank_device() -> torch.device:
-    """The rank's device, by Accelerate; several ranks are refused until they are built."""
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
-    expected = int(os.environ.get("WORLD_SIZE", "1"))
-    if accelerator.num_processes != expected or expected != 1:
-        raise StartChecksFailed(
-            [
-                Problem(
-                    field="world size",
-                    message=f"{accelerator.num_processes} processes started, {expected} expected",
-                    found=accelerator.num_processes,
-                    allowed="1 (several ranks are not built yet)",
-                )
-            ]
-        )
-    if accelerator.device.type == "cpu":
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    return torch.device(accelerator.device)
+def free_memory(device: torch.device, *, ranks: int = 1) -> int:
+    """Bytes free for this rank: of its GPU, or its share of the machine's where it has none."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available) // ranks
 
 
 def kv_budget(device: torch.device, saved: dict[str, Any] | None = None, *, ranks: int = 1) -> int:
     """Bytes that keys and values may take: a third of what is free now.
 
-    Ranks on the CPU share its memory; each of those on GPUs has its own.
     It decides which replies are decoded together, so a resume on the same kind of device takes
     over what its checkpoint ran with, as far as that is free.
     """
-    if device.type == "cuda":
-        free = int(torch.cuda.mem_get_info(device)[0])
-    else:
-        free = int(psutil.virtual_memory().available) // ranks
+    free = free_memory(device, ranks=ranks)
     if saved and saved.get("device") == device.type:
         before = int(saved.get("kv_budget_bytes") or 0)
         if 0 < before < free:
