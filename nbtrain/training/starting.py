@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,17 +14,27 @@ import torch
 
 from nbtrain.catalog import Catalog, Workload, tokenizer_digest
 from nbtrain.catalog.thinking import template_arguments
+from nbtrain.environments import EnvironmentPool
 from nbtrain.errors import Problem, StartChecksFailed
+from nbtrain.plan.memory import memory_of, memory_problem
+from nbtrain.plan.preflight import longest_reply
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.rewards.pool import RewardPool
 from nbtrain.rewards.trials import trial
+from nbtrain.rollout.conversation import ChatConversation, tool_schemas
 from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.ranks import Ranks
-from nbtrain.rollout.tokens import decode_completion, end_ids, render_prompt
+from nbtrain.rollout.tokens import decode_completion, end_ids
 from nbtrain.rollout.types import Conversation, Group, Sampler, TaskView
 from nbtrain.store import Store
 from nbtrain.training import checkpoints, setup
-from nbtrain.training.environment import describe, emulated, kv_budget, worker_count
+from nbtrain.training.environment import (
+    describe,
+    emulated,
+    free_memory,
+    kv_budget,
+    worker_count,
+)
 from nbtrain.training.policy import Policy, load_tokenizer
 from nbtrain.training.prepare_model import weights_folder
 from nbtrain.training.start_checks import overlap, view_tasks
@@ -35,6 +45,9 @@ log = logging.getLogger("nbtrain.training")
 
 TRIAL_STREAM = 2
 """Random streams of the start check's trial group, apart from training and validation."""
+
+PROMPT_TOKENS = 512
+"""Taken for a prompt where memory is estimated before any has been rendered."""
 
 MOST_REWARD_WORKERS = 4
 MOST_ENVIRONMENT_WORKERS = 64
@@ -85,22 +98,29 @@ class Starter:
         plan = self._plan
         folder = weights_folder(plan, self._store.home)
         self._same_model(folder)
+        self._check_memory()
         tokenizer = load_tokenizer(folder)
         workload = Catalog(self._store).workload(plan.workload.workload_id)
-        train, held_out = self._views(workload, tokenizer)
-        self._control()
         rewards = stack.enter_context(self._rewards(workload))
-        budget = kv_budget(self._device, self._parent_environment())
+        environments = self._environments(workload, stack)
+        budget = kv_budget(self._device, self._parent_environment(), ranks=self._ranks.size)
         ready = self._model(folder, tokenizer, budget)
         self._control()
-        if ready is None or not train:
+        if ready is None:
             raise StartChecksFailed(self._problems)
         policy, sampler, ends = ready
+        talks = self._talks(workload, tokenizer, environments, ends, policy.model.config.model_type)
+        train, held_out = self._views(workload, talks)
+        self._control()
+        if not train or (environments is not None and self._problems):
+            raise StartChecksFailed(self._problems)
         flight = Flight(
             sampler,
             rewards,
             lambda ids: decode_completion(tokenizer, ids, ends),
             chat=not workload.raw and tokenizer.chat_template is not None,
+            environments=environments,
+            conversation=talks[0],
             tick=self._control,
         )
         self._try_reward(policy, flight, rewards, train[0])
@@ -112,9 +132,14 @@ class Starter:
             flight,
             train,
             held_out,
-            None,
+            talks[1],
             tokenizer_digest(folder),
-            describe(self._device, precision=plan["precision"], kv_budget_bytes=budget),
+            describe(
+                self._device,
+                precision=plan["precision"],
+                kv_budget_bytes=budget,
+                ranks=self._ranks.size,
+            ),
             self._remarks,
         )
 
@@ -128,6 +153,68 @@ class Starter:
 
     def _workers(self, option: str, most: int) -> int:
         return worker_count(self._plan[option], most=most, ranks=self._ranks.size)
+
+    def _check_memory(self) -> None:
+        """Compare what the plan needs with what is free, before any of it is taken."""
+        plan = self._plan
+        model = Catalog(self._store).base_model(plan.base_model.slug)
+        longest = longest_reply(plan, model, turns=False)
+        memory = memory_of(plan, model, longest=longest, prompt_tokens=PROMPT_TOKENS)
+        found = memory_problem(memory, free_memory(self._device, ranks=self._ranks.size))
+        if isinstance(found, Problem):
+            raise StartChecksFailed([*self._problems, found])
+        if found is not None:
+            self._remark(found)
+
+    def _environments(self, workload: Workload, stack: ExitStack) -> EnvironmentPool | None:
+        """The tasks' environments, where they have any, after one of them has been made."""
+        if workload.environment_path is None:
+            return None
+        plan = self._plan
+        stated = plan["environment_workers"]
+        total = stated or min(MOST_ENVIRONMENT_WORKERS, plan["max_concurrent_trajectories"])
+        pool = stack.enter_context(
+            EnvironmentPool(
+                workload.environment_path,
+                workers=max(1, total // self._ranks.size),
+                log_path=self._folder / "logs" / self._log("environments"),
+            )
+        )
+        problem = pool.check_start()
+        if problem is not None:
+            raise StartChecksFailed([*self._problems, problem])
+        return pool
+
+    def _talks(
+        self,
+        workload: Workload,
+        tokenizer: Any,
+        environments: EnvironmentPool | None,
+        ends: Sequence[int],
+        family: str,
+    ) -> tuple[ChatConversation, ChatConversation]:
+        """How messages become ids, in training and in validation."""
+        tools: list[dict[str, Any]] = []
+        if environments is not None:
+            tools, problems = tool_schemas(environments.contract.tools)
+            self._problems += problems
+        template = tokenizer.chat_template
+        talks = [
+            ChatConversation(
+                tokenizer,
+                tools=tools,
+                ends=ends,
+                raw=workload.raw,
+                template_kwargs=template_arguments(template, self._plan[effort], family),
+            )
+            for effort in ("reasoning_effort", "val_reasoning_effort")
+        ]
+        if environments is not None:
+            problems, remarks = talks[0].check()
+            self._problems += problems
+            for remark in remarks:
+                self._remark(remark)
+        return talks[0], talks[1]
 
     def _log(self, name: str) -> str:
         return f"{name}{self._ranks.rank or ''}.log"
@@ -145,7 +232,9 @@ class Starter:
         problem = Problem("base_model_slug", message, found=found[:12], allowed=allowed)
         self._problems.append(problem)
 
-    def _views(self, workload: Workload, tokenizer: Any) -> tuple[list[TaskView], list[TaskView]]:
+    def _views(
+        self, workload: Workload, talks: tuple[ChatConversation, ChatConversation]
+    ) -> tuple[list[TaskView], list[TaskView]]:
         """Both sides' tasks as ids."""
         plan = self._plan
         split = workload.split(validation=plan["val_enabled"])
@@ -153,24 +242,15 @@ class Starter:
             message = "the workload's tasks are not those that the plan was checked with"
             self._problems.append(Problem("workload", message))
         sides = []
-        for side, tasks, effort in (
-            ("training", split.train_tasks, plan["reasoning_effort"]),
-            ("held-out", split.held_out_tasks, plan["val_reasoning_effort"]),
-        ):
-            render = self._renderer(workload, tokenizer, effort)
+        tasks = (("training", split.train_tasks), ("held-out", split.held_out_tasks))
+        for (side, rows), talk in zip(tasks, talks, strict=True):
             views, more = view_tasks(
-                tasks, render, max_context=plan.base_model.max_context, side=side
+                rows, talk.prompt, max_context=plan.base_model.max_context, side=side
             )
             self._problems += more
             sides.append(views)
         self._problems += overlap(*sides)
         return sides[0], sides[1]
-
-    def _renderer(
-        self, workload: Workload, tokenizer: Any, effort: str | None
-    ) -> Callable[[Any], tuple[int, ...]]:
-        template = template_arguments(tokenizer.chat_template, effort)
-        return lambda prompt: render_prompt(tokenizer, prompt, raw=workload.raw, template=template)
 
     def _model(
         self, folder: Path, tokenizer: Any, budget: int
