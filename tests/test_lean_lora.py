@@ -24,8 +24,12 @@ def lean_layers(model: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_results_are_bit_equal_to_pefts(family: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("scaling", [2.0, 1.7], ids=["power", "other"])
+def test_results_are_bit_equal_to_pefts(family: str, dtype: torch.dtype, scaling: float) -> None:
     model = with_lora(tiny_model(family, dtype=dtype))
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.scaling["default"] = scaling
     expected = logits(model)
     with LeanLora(model.modules()).active():
         assert lean_layers(model) > 5

@@ -34,7 +34,7 @@ from nbtrain.rollout.types import Sample, Sampler, SampleRequest
 
 
 class TestGenerate(SamplerContract):
-    families = ("llama", *OWN_CACHE)
+    families = ("llama", "gemma3", "gemma3_image", "qwen3_5_image", "mamba", "jamba")
 
     def make(
         self,
@@ -54,6 +54,15 @@ class TestGenerate(SamplerContract):
 
 def generate(model: nn.Module, **knobs: Any) -> GenerateSampler:
     return GenerateSampler(model, **{"slots": 8, "eos_ids": (), "max_context": 128} | knobs)
+
+
+@pytest.mark.parametrize("family", sorted(OWN_CACHE.keys() - set(TestGenerate.families)))
+def test_further_architectures_pass_the_heart_of_the_contract(family: str) -> None:
+    model = shared_model(family, lora=True)
+    requests = group_requests([3, 9, 17], 3)
+    sampler = generate(model, slots=6)
+    sampler.submit(requests)
+    assert worst_gap(model, requests, drain(sampler)) < 1e-5
 
 
 def test_a_group_is_prefilled_once_and_equal_lengths_share_a_batch() -> None:

@@ -98,7 +98,7 @@ class _OwnCacheForward(ModelCall):
             # Stated, since some models else continue from what the last batch left with them.
             places = torch.arange(past, past + columns, device=self.device)
             given["position_ids"] = places.expand(rows, -1)
-        out = self._model(input_ids=ids, use_cache=True, **given, **self._extra)
+        out = self._called(input_ids=ids, use_cache=True, **given, **self._extra)
         made = getattr(out, self._cache_name, None)
         if not hasattr(made, "reorder_cache"):
             msg = f"{type(out).__name__} brings no cache whose rows can be selected"

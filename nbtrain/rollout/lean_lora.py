@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from math import frexp
 from typing import Any
 
 from peft.tuners.lora.layer import Linear as LoraLinear
-from torch import Tensor, nn
+from torch import Tensor, add, nn
 from torch.nn.functional import linear
 
 __all__ = ["LeanLora"]
@@ -88,7 +89,10 @@ def _lean(layer: Any, name: str) -> Forward:
         weight = a["weight"]
         narrow = x.dtype != weight.dtype
         delta = linear(linear(x.to(weight.dtype) if narrow else x, weight), b["weight"], b["bias"])
-        total: Tensor = result + delta * scaling[name]
+        scale = scaling[name]
+        # A power of two multiplies exactly, so that one operation rounds as two do.
+        exact = frexp(scale)[0] == 0.5
+        total: Tensor = add(result, delta, alpha=scale) if exact else result + delta * scale
         return total.to(result.dtype) if narrow else total
 
     return forward
