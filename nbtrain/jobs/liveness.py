@@ -15,7 +15,7 @@ from nbtrain.jobs.exits import Exit, explain, last_exception, last_lines
 from nbtrain.plan.phases import Phase
 from nbtrain.processes import Identity, boot_id, is_alive, mark_of, stop_tree
 from nbtrain.store import Row, Store, StoredRun
-from nbtrain.training.outcome import Outcome, read_outcome
+from nbtrain.training.outcome import Outcome, meeting_path, read_outcome
 from nbtrain.training.partials import clear_partial
 
 __all__ = ["Here", "Liveness", "judge", "liveness", "reap"]
@@ -139,7 +139,9 @@ def reap(store: Store, run: StoredRun, *, host_exit: int | None = None) -> bool:
         if found.state != "gone":
             return False
         _kill_leftovers(run, attempt)
-        clear_partial(store.run_folder(run.run_id) / "checkpoints")
+        folder = store.run_folder(run.run_id)
+        clear_partial(folder / "checkpoints")
+        meeting_path(folder, run.attempt).unlink(missing_ok=True)
         outcome = _last_word(store, run, found, host_exit)
         ended = store.move_phase(
             run.key,
