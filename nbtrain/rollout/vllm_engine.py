@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import math
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -61,7 +62,8 @@ class VllmEngine:
     slots, max_context
         Most replies at a time, and most tokens of prompt and reply together.
     kv_budget_bytes
-        Memory for keys and values. The base weights and the adapters come on top.
+        Most memory for keys and values; where all slots need less, that is taken, and all at
+        once. The base weights and the adapters come on top.
     lora_rank
         Rank of the adapters.
     max_versions
@@ -104,6 +106,8 @@ class VllmEngine:
         if self.scoring.scaled is not None:
             overrides["logit_scale"] = config.get("logit_scale", 1.0) / self.scoring.scaled
         rank = _vllm_rank(lora_rank)
+        # Blocks have up to 256 tokens, and one is vLLM's own.
+        tokens = (slots + 1) * (max_context // 256 + 1) * 256
         with _process_left_alone():
             from vllm import EngineArgs, LLMEngine
 
@@ -120,7 +124,9 @@ class VllmEngine:
                     enable_lora=True,
                     max_lora_rank=rank,
                     max_loras=max_versions + 1,
-                    kv_cache_memory_bytes=kv_budget_bytes,
+                    kv_cache_memory_bytes=int(
+                        min(kv_budget_bytes, _kv_need(config, dtype, tokens))
+                    ),
                     # With a fixed budget vLLM only asks whether this share of a GPU is free.
                     gpu_memory_utilization=0.05,
                     enable_prefix_caching=True,
@@ -134,6 +140,18 @@ class VllmEngine:
         self.vocabulary: int = self.engine.model_config.get_vocab_size()
         self.numbers = itertools.count(1)
         """Adapters and requests are never called by a name twice: caches go by names."""
+
+
+def _kv_need(config: dict[str, Any], dtype: str, tokens: int) -> float:
+    """Bytes of keys and values of so many tokens when every layer keeps all of them."""
+    text = config.get("text_config") or config
+    try:
+        heads = text["num_attention_heads"]
+        width = text.get("head_dim") or text["hidden_size"] // heads
+        kept = text["num_hidden_layers"] * (text.get("num_key_value_heads") or heads) * width
+    except KeyError:
+        return math.inf
+    return float(2 * kept * getattr(torch, dtype).itemsize * tokens)
 
 
 def _vllm_rank(rank: int) -> int:
