@@ -307,7 +307,7 @@ def test_rewards_of_steps_add_up(shared: Open) -> None:
 def test_a_reset_that_fails(pool: Open, how: str, said: str, timed_out: bool) -> None:
     environments = pool(start_seconds=30)
     assert environments.check_start() is None
-    environments._start_seconds = 1.0
+    environments.start_seconds = 1.0
     environments.open(1, {"how": how})
     event = one(environments)
     assert (event.kind, event.timed_out) == (Kind.FAILED, timed_out)
@@ -318,7 +318,7 @@ def test_a_reset_that_fails(pool: Open, how: str, said: str, timed_out: bool) ->
         assert "episode.py" not in trace
     with pytest.raises(ValueError, match="environment 1 is not open"):
         environments.act(1, {}, limit=1)
-    environments._start_seconds = 30.0
+    environments.start_seconds = 30.0
     environments.open(1, {})
     assert one(environments).kind is Kind.OPENED
 
@@ -496,7 +496,7 @@ while True: pool.events(1.0)
 
 
 def zygote_of(environments: EnvironmentPool) -> int:
-    process = environments._nursery._process
+    process = environments._fleet._nursery._process
     assert process is not None
     return process.pid
 

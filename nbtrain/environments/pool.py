@@ -7,56 +7,30 @@ waits for a process, and it never forks.
 
 from __future__ import annotations
 
-import itertools
 import math
-import pickle
-import selectors
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from nbtrain.environments.channel import Channel, frame
+from nbtrain.environments.channel import frame
 from nbtrain.environments.contract import Contract
 from nbtrain.environments.events import EnvironmentEvent, EnvironmentEventKind
-from nbtrain.environments.nursery import Nursery
+from nbtrain.environments.fleet import CallKind, Ended, Fleet, Process
 from nbtrain.environments.packing import read_packed
 from nbtrain.errors import Problem
-from nbtrain.rewards.crew import how_it_died
-from nbtrain.rewards.output import Drain
 
 __all__ = ["EnvironmentPool"]
 
 _DROP_SECONDS = 5.0
-_MOST_BREAKS = 3
 
-CallKind = Literal["open", "act", "close", "drop", "probe"]
 _ANSWERS = {
     "open": EnvironmentEventKind.OPENED,
     "act": EnvironmentEventKind.OBSERVED,
     "close": EnvironmentEventKind.CLOSED,
 }
-
-
-@dataclass(slots=True)
-class _Call:
-    kind: CallKind
-    limit: float
-    began: float
-
-
-@dataclass(slots=True)
-class _Process:
-    """A process and whose environment it holds; ``failure`` says why it died between calls."""
-
-    token: int
-    channel: Channel
-    key: int | None = None
-    call: _Call | None = None
-    failure: str | None = None
 
 
 class EnvironmentPool:
@@ -87,25 +61,14 @@ class EnvironmentPool:
         packed = read_packed(path)
         self.name: str = packed.name
         self.log_path = Path(log_path)
+        self.start_seconds = float(start_seconds)
         self._contract = packed.contract
-        self._workers = workers
-        self._start_seconds = float(start_seconds)
         self._waiting: deque[tuple[int, bytes]] = deque()
-        self._processes: dict[int, _Process] = {}
-        self._by_key: dict[int, _Process] = {}
-        self._idle: list[_Process] = []
+        self._by_key: dict[int, Process] = {}
         self._events: list[EnvironmentEvent] = []
-        self._tokens = itertools.count(1)
-        self._breaks = 0
-        self._probed: dict[str, Any] | None = None
+        self._probed: list[dict[str, Any]] = []
         self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._drain = Drain(self.log_path, workers)
-        self._nursery = Nursery(Path(path).resolve(), self._drain.writer)
-        self._nursery.start()
-        self._selector.register(self._nursery.channel.socket, selectors.EVENT_READ)
-
-    # --- for the caller ----------------------------------------------------------------------
+        self._fleet = Fleet(packed.name, Path(path).resolve(), workers, self.log_path)
 
     @property
     def contract(self) -> Contract:
@@ -123,7 +86,7 @@ class EnvironmentPool:
     @property
     def busy(self) -> int:
         """Environments constructing, acting or closing at this moment."""
-        return sum(p.call is not None and p.key is not None for p in self._processes.values())
+        return self._fleet.busy
 
     def open(self, key: int, columns: Mapping[str, Any]) -> None:
         """Queue the construction and reset of trajectory ``key``'s environment.
@@ -146,7 +109,7 @@ class EnvironmentPool:
 
     def close(self, key: int) -> None:
         """Ask for its state, then let it go. Raises ``ValueError`` as :meth:`act` does."""
-        self._call(key, "close", frame({"call": "close"}), self._start_seconds)
+        self._call(key, "close", frame({"call": "close"}), self.start_seconds)
 
     def drop(self, keys: Iterable[int]) -> None:
         """Let these go at once, whatever they are doing; no event comes any more.
@@ -160,9 +123,9 @@ class EnvironmentPool:
         for process in [self._by_key.pop(key) for key in gone if key in self._by_key]:
             process.key = None
             if process.call is not None:
-                self._kill(process)
+                self._fleet.kill(process)
             elif process.failure is None:
-                self._send(process, "drop", frame({"call": "drop"}), _DROP_SECONDS)
+                self._fleet.send(process, "drop", frame({"call": "drop"}), _DROP_SECONDS)
         self._start_waiting()
 
     def events(self, block: float = 0.0) -> list[EnvironmentEvent]:
@@ -185,40 +148,28 @@ class EnvironmentPool:
 
         Takes at most ``start_seconds`` for each. To be called while nothing is under way.
         """
-        end = time.monotonic() + self._start_seconds
-        while not self._nursery.loaded and self._nursery.failure is None:
+        end = time.monotonic() + self.start_seconds
+        while not self._fleet.loaded and self._fleet.failure is None:
             left = end - time.monotonic()
             if left <= 0:
-                limit = f"{self._start_seconds:g} s"
+                limit = f"{self.start_seconds:g} s"
                 return self._problem(f"the environment's code was not loaded within {limit}")
             self._pump(left)
-        if self._nursery.failure is not None:
-            return self._problem(self._nursery.failure)
-        self._probed = None
-        process = self._new_process()
-        self._send(process, "probe", frame({"call": "probe"}), self._start_seconds)
-        answer = self._probe_answer()
+        if self._fleet.failure is not None:
+            return self._problem(self._fleet.failure)
+        answer = self._probe()
         if "error" in answer:
             return self._problem(answer["error"])
         self._contract = Contract.from_json(answer["contract"])
         return None
-
-    def _probe_answer(self) -> dict[str, Any]:
-        while self._probed is None:
-            self._pump(self._start_seconds)
-        return self._probed
 
     def close_all(self) -> None:
         """Kill every process, running calls included. Events that were not taken are lost."""
         if self._closed:
             return
         self._closed = True
-        self._nursery.stop()
-        for process in self._processes.values():
-            process.channel.close()
-        self._selector.close()
-        self._drain.close()
-        for kept in (self._processes, self._by_key, self._idle, self._waiting, self._events):
+        self._fleet.stop()
+        for kept in (self._by_key, self._waiting, self._events):
             kept.clear()
 
     def __enter__(self) -> Self:
@@ -232,16 +183,22 @@ class EnvironmentPool:
     ) -> None:
         self.close_all()
 
-    # --- calls -------------------------------------------------------------------------------
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = "the pool of environments is closed"
+            raise RuntimeError(msg)
 
     def _problem(self, text: str) -> Problem:
         hint = f"See {self.log_path.name}, the log of the environments"
         return Problem("environment", text, hint=hint)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            msg = "the pool of environments is closed"
-            raise RuntimeError(msg)
+    def _probe(self) -> dict[str, Any]:
+        while (process := self._fleet.get()) is None:
+            self._pump(self.start_seconds)
+        self._fleet.send(process, "probe", frame({"call": "probe"}), self.start_seconds)
+        while not self._probed:
+            self._pump(self.start_seconds)
+        return self._probed.pop()
 
     def _call(self, key: int, kind: CallKind, data: bytes, limit: float) -> None:
         self._check_open()
@@ -250,54 +207,47 @@ class EnvironmentPool:
             state = "is not open" if process is None else "has not answered yet"
             msg = f"environment {key} {state}"
             raise ValueError(msg)
-        if process.failure is not None:
-            self._fail(process, process.failure)
-        else:
-            self._send(process, kind, data, limit)
-
-    def _send(self, process: _Process, kind: CallKind, data: bytes, limit: float) -> None:
-        process.call = _Call(kind, limit, time.monotonic())
-        process.channel.send(data)
-        self._watch(process)
+        if process.failure is None:
+            self._fleet.send(process, kind, data, limit)
+        else:  # it died since its last answer
+            self._release(key)
+            self._failed(key, {"error": process.failure})
 
     def _start_waiting(self) -> None:
-        """Give waiting environments idle processes, or new ones while there may be more."""
-        while self._waiting and self._nursery.failure is None:
-            if self._idle:
-                process = self._idle.pop()
-            elif len(self._processes) < self._workers:
-                process = self._new_process()
-            else:
+        """Give waiting environments processes while there are any."""
+        while self._waiting and self._fleet.failure is None:
+            process = self._fleet.get()
+            if process is None:
                 return
             process.key, data = self._waiting.popleft()
             self._by_key[process.key] = process
-            self._send(process, "open", data, self._start_seconds)
+            self._fleet.send(process, "open", data, self.start_seconds)
         while self._waiting:
             key, _ = self._waiting.popleft()
-            self._failed(key, str(self._nursery.failure))
+            self._failed(key, {"error": self._fleet.failure})
 
-    def _answered(self, process: _Process, answer: dict[str, Any]) -> None:
-        call, process.call = process.call, None
-        if call is None:
-            return
-        self._breaks = 0
-        if call.kind in ("probe", "drop"):
-            if call.kind == "probe":
-                self._probed = answer
-            self._rest(process)
-            return
-        assert process.key is not None
+    def _pump(self, wait: float) -> None:
+        for ended in self._fleet.pump(wait):
+            self._take(ended)
+        self._start_waiting()
+
+    def _take(self, ended: Ended) -> None:
+        process, kind, answer = ended
         key = process.key
-        if "error" in answer:
-            self._release(process)
-            self._failed(key, answer["error"], answer["seconds"])
+        if kind == "probe":
+            self._probed.append(answer)
+        if key is None:
+            self._fleet.rest(process)
             return
-        if call.kind == "close":
-            self._release(process)
+        if "error" in answer or kind == "close":
+            self._release(key)
+        if "error" in answer:
+            self._failed(key, answer)
+            return
         self._events.append(
             EnvironmentEvent(
                 key=key,
-                kind=_ANSWERS[call.kind],
+                kind=_ANSWERS[kind],
                 text=answer.get("text"),
                 messages=tuple(answer.get("messages", ())),
                 done=answer.get("done", False),
@@ -306,126 +256,16 @@ class EnvironmentPool:
             )
         )
 
-    def _release(self, process: _Process) -> None:
-        if process.key is not None:
-            del self._by_key[process.key]
-            process.key = None
-        self._rest(process)
+    def _release(self, key: int) -> None:
+        self._fleet.rest(self._by_key.pop(key))
 
-    def _rest(self, process: _Process) -> None:
-        if process.token in self._processes and process.failure is None:
-            self._idle.append(process)
-
-    def _failed(
-        self, key: int, error: str, seconds: float = 0.0, *, timed_out: bool = False
-    ) -> None:
+    def _failed(self, key: int, answer: Mapping[str, Any]) -> None:
         self._events.append(
             EnvironmentEvent(
-                key, EnvironmentEventKind.FAILED, error=error, seconds=seconds, timed_out=timed_out
+                key=key,
+                kind=EnvironmentEventKind.FAILED,
+                error=answer["error"],
+                seconds=answer.get("seconds", 0.0),
+                timed_out=answer.get("timed_out", False),
             )
         )
-
-    def _fail(self, process: _Process, error: str, *, timed_out: bool = False) -> None:
-        """End what the process was doing with ``error``; its environment is gone."""
-        call, process.call = process.call, None
-        seconds = time.monotonic() - call.began if call is not None else 0.0
-        if call is not None and call.kind == "probe":
-            self._probed = {"error": error}
-        elif process.key is not None:
-            key, process.key = process.key, None
-            del self._by_key[key]
-            self._failed(key, error, seconds, timed_out=timed_out)
-        self._drain.say(error)
-
-    # --- time and processes ------------------------------------------------------------------
-
-    def _pump(self, wait: float) -> None:
-        """Take what has come, waiting up to ``wait`` seconds for it; kill what is overdue."""
-        limits = [p.call.began + p.call.limit for p in self._processes.values() if p.call]
-        wait = max(0.0, min([wait, *(limit - time.monotonic() for limit in limits)]))
-        for selected, _ in self._selector.select(wait):
-            if selected.data is None:
-                self._hear_nursery()
-            elif selected.data.token in self._processes:
-                self._hear(selected.data)
-        now = time.monotonic()
-        for process in list(self._processes.values()):
-            call = process.call
-            if call is not None and now > call.began + call.limit:
-                what = "its construction and reset" if call.kind == "open" else call.kind
-                text = f"environment {self.name!r} did not answer to {what} within {call.limit:g} s"
-                self._fail(process, f"{text}; its process was killed", timed_out=True)
-                self._kill(process)
-        self._start_waiting()
-
-    def _hear(self, process: _Process) -> None:
-        process.channel.flush()
-        try:
-            for answer in process.channel.received():
-                self._answered(process, answer)
-        except pickle.UnpicklingError as error:
-            self._fail(process, f"environment {self.name!r} broke its channel: {error}")
-            self._kill(process)
-            return
-        self._watch(process)
-
-    def _watch(self, process: _Process) -> None:
-        """Select what the channel waits for; nothing any more once the other side is gone."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.channel.unsent else 0)
-        connection = process.channel.socket
-        known = self._selector.get_map().get(connection)
-        if process.channel.ended:
-            if known is not None:
-                self._selector.unregister(connection)
-        elif known is None:
-            self._selector.register(connection, events, process)
-        elif known.events != events:
-            self._selector.modify(connection, events, process)
-
-    def _new_process(self) -> _Process:
-        token = next(self._tokens)
-        process = _Process(token, self._nursery.fork(token))
-        self._processes[token] = process
-        return process
-
-    def _kill(self, process: _Process) -> None:
-        """It counts as a process until the zygote tells that it is dead."""
-        process.failure = "killed"
-        process.call = None
-        self._nursery.kill(process.token)
-
-    def _hear_nursery(self) -> None:
-        for told in self._nursery.hear():
-            process = self._processes.get(told["died"])
-            if process is not None:
-                self._hear(process)  # what it said last
-                self._gone(process, told.get("error") or how_it_died(told["code"]))
-        if self._nursery.channel.ended:
-            self._lost()
-
-    def _gone(self, process: _Process, how: str) -> None:
-        del self._processes[process.token]
-        if process in self._idle:
-            self._idle.remove(process)
-        if process.channel.socket in self._selector.get_map():
-            self._selector.unregister(process.channel.socket)
-        process.channel.close()
-        text = f"environment {self.name!r} gave no answer: {how}; see {self.log_path.name}"
-        if process.call is not None:
-            self._fail(process, text)
-        process.failure = process.failure or text
-
-    def _lost(self) -> None:
-        """The zygote died, and all processes with it: begin again, but not for ever."""
-        how = f"the process that environments start from died: {self._nursery.how_it_ended()}"
-        self._selector.unregister(self._nursery.channel.socket)
-        for process in list(self._processes.values()):
-            self._gone(process, how)
-        self._breaks += 1
-        self._nursery.stop()
-        if self._breaks > _MOST_BREAKS:
-            self._nursery.failure = f"{how}, again and again; see {self.log_path.name}"
-            return
-        self._drain.say(f"{how}; it is started again")
-        self._nursery.start()
-        self._selector.register(self._nursery.channel.socket, selectors.EVENT_READ)
