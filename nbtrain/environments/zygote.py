@@ -51,6 +51,8 @@ def main() -> None:
     redirect(Connection(int(pipe), readable=False))
     faulthandler.enable(file=2)
     packed, factory, failure = _load(path)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or every child would print it again
     gc.collect()
     gc.freeze()  # so that collections in the children do not copy every page
     connection.sendall(frame({"loaded": True, "error": failure}))
