@@ -78,7 +78,8 @@ class VllmEngine:
     Raises
     ------
     StartChecksFailed
-        When no log-probs vLLM has are right for all ``drawings``, or the rank is too high.
+        When no log-probs vLLM has are right for all ``drawings``, the adapter's rank is too high,
+        or this process is one of several ranks.
     ValueError
         When vLLM does not take the model, or the budget is too small for one full context.
     """
@@ -97,6 +98,7 @@ class VllmEngine:
         seed: int,
         eager: bool,
     ) -> None:
+        _refuse_ranks()
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         architecture = (config.get("architectures") or ["model of unknown architecture"])[0]
         self.scoring = Scoring.of(drawings, architecture)
@@ -140,6 +142,15 @@ class VllmEngine:
         self.vocabulary: int = self.engine.model_config.get_vocab_size()
         self.numbers = itertools.count(1)
         """Adapters and requests are never called by a name twice: caches go by names."""
+
+
+def _refuse_ranks() -> None:
+    """vLLM makes process groups of its own, which do not go together with those of several ranks."""
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+        message = f"the vLLM sampler cannot run in {group.get_world_size()} ranks"
+        hint = "Set gpus to 1, or sampler to 'ragged'"
+        raise StartChecksFailed([Problem("gpus", message, group.get_world_size(), "1", hint=hint)])
 
 
 def _kv_need(config: dict[str, Any], dtype: str, tokens: int) -> float:

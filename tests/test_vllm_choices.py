@@ -1,11 +1,17 @@
-"""Which log-probs of vLLM are right for which settings; needs no vLLM."""
+"""What of vLLM's use is decided before vLLM is imported; needs no vLLM."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nbtrain.errors import StartChecksFailed
 from nbtrain.rollout.types import SampleRequest
+from nbtrain.rollout.vllm_engine import VllmEngine, prepare_process
 from nbtrain.rollout.vllm_scoring import Scoring
 
 
@@ -63,3 +69,44 @@ def test_settings_without_a_scoring_are_refused_by_name(
 )
 def test_a_request_of_another_kind_is_refused(scoring, drawing, said) -> None:
     assert said in str(scoring.refusal(drawing))
+
+
+def start(folder: Path, **changes: object) -> None:
+    """What an engine refuses here comes before vLLM is looked for."""
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    settings = {
+        "dtype": "float32",
+        "slots": 1,
+        "max_context": 8,
+        "kv_budget_bytes": 1,
+        "lora_rank": 1,
+        "max_versions": 1,
+        "drawings": [draw()],
+        "seed": 0,
+        "eager": True,
+    }
+    VllmEngine(folder, **settings | changes)
+
+
+def test_one_of_several_ranks_is_refused(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(StartChecksFailed, match="2 ranks") as caught:
+            start(tmp_path)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [problem.field for problem in caught.value.problems] == ["gpus"]
+
+
+def test_a_rank_above_vllms_largest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartChecksFailed, match="lora_rank 513 is too high"):
+        start(tmp_path, lora_rank=513)
+
+
+def test_the_process_is_prepared_and_our_memory_budget_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "environ", {"VLLM_CPU_KVCACHE_SPACE": "40"})
+    prepare_process(cpu=True)
+    assert "VLLM_CPU_KVCACHE_SPACE" not in os.environ
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
