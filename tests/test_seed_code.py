@@ -108,7 +108,9 @@ def test_the_code_runs_as_it_stands(
     count, *steps = execute(INSPECT)
     assert int(count.split()[0]) == len(names["trajectories"]) > 20 * 32 * 8
     assert [int(line.split()[0]) for line in steps] == list(range(1, 21))
-    assert {line.split()[2] for line in steps} == {"32"}
+    # a group stands in the step it completed in; 32 trained in each
+    assert sum(int(line.split()[2]) for line in steps) == 20 * 32
+    assert all(line.split()[3] == "0" for line in steps), "nothing waits when the run has ended"
     told = execute(PICK)
     assert len(told) == 20 + 21 + 1
     assert told[-1].split()[0] == "20"
