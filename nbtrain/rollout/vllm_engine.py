@@ -145,7 +145,7 @@ class VllmEngine:
 
 
 def _refuse_ranks() -> None:
-    """vLLM makes process groups of its own, which do not go together with those of several ranks."""
+    """Process groups of vLLM's own do not go together with those of several ranks."""
     group = torch.distributed
     if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
         message = f"the vLLM sampler cannot run in {group.get_world_size()} ranks"
