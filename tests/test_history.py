@@ -41,9 +41,14 @@ def test_an_older_adapter_is_used_for_a_while() -> None:
             p.mul_(-3)
     new = {name: p.detach().clone() for name, p in own.items()}
     handles = {name: p.data_ptr() for name, p in own.items()}
-    with pytest.raises(RuntimeError), history.using(4):
-        assert all(torch.equal(old[name], p) for name, p in own.items())
-        raise RuntimeError
+
+    def fails() -> None:
+        with history.using(4):
+            assert all(torch.equal(old[name], p) for name, p in own.items())
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
     assert all(torch.equal(new[name], p) for name, p in own.items())
     assert handles == {name: p.data_ptr() for name, p in own.items()}
     assert 4 in history

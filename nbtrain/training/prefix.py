@@ -193,6 +193,6 @@ def _logprobs(scorer: Scorer, units: Sequence[Unit]) -> Tensor:
     by_member: dict[int, Tensor] = {}
     for unit in units:
         for part, new, _ in scored(scorer, unit, temperature=1.0):
-            pieces = new.split(part.lengths.tolist())
+            pieces = torch.split(new, part.lengths.tolist())
             by_member |= dict(zip(part.members, pieces, strict=True))
     return torch.cat([by_member[number] for number in sorted(by_member)])[None]

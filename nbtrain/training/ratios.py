@@ -64,7 +64,8 @@ class Below:
 
     ``gap`` sums the absolute difference between trainer and sampler over ``compared`` tokens,
     those whose own policy the trainer has scored. ``recomputed`` is true for those of them that
-    are older than the policy, ``None`` where none is; ``unkept`` tokens had to do with the sampler's log-prob since their adapter is gone.
+    are older than the policy, ``None`` where none is. ``unkept`` counts the tokens whose adapter
+    is gone: they had to do with the sampler's log-prob.
     """
 
     old: Tensor | None
