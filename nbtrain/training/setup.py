@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,21 +47,36 @@ def load_sampler(
 ) -> Sampler:
     """What decodes the replies of one of ``ranks`` ranks.
 
+    A model whose configuration promises a cache that the ragged decoder can hold, and which then
+    turns out to be another, is sampled by the plain one, unless the plan states ``ragged``.
+
     Raises ``ValueError`` for a model that it cannot sample.
     """
-    made = GenerateSampler if plan["sampler"] == "generate" else RaggedSampler
-    training = max(1, plan["max_concurrent_trajectories"] // ranks)
-    held_out = max(1, plan["val_max_concurrent_trajectories"] // ranks)
+    arguments: dict[str, Any] = {
+        "slots": _slots(plan, ranks),
+        "eos_ids": ends,
+        "pad_id": pad_id,
+        "max_context": plan.base_model.max_context,
+        "kv_budget_bytes": kv_budget_bytes,
+    }
+    if plan["sampler"] == "generate":
+        return GenerateSampler(policy.model, **arguments)
+    try:
+        return RaggedSampler(policy.model, **arguments)
+    except ValueError:
+        if plan.settings["sampler"].origin == "stated":
+            raise
+        return GenerateSampler(policy.model, **arguments)
+
+
+def _slots(plan: ResolvedPlan, ranks: int) -> int:
+    """Replies that a rank decodes at a time."""
+    training: int = max(1, plan["max_concurrent_trajectories"] // ranks)
+    if not plan["val_enabled"]:
+        return training
+    held_out: int = max(1, plan["val_max_concurrent_trajectories"] // ranks)
     # Ahead of training, a round of validation comes beside what is in flight
-    together = plan["max_staleness"] > 0 and plan["val_enabled"]
-    return made(
-        policy.model,
-        slots=training + held_out if together else max(training, held_out),
-        eos_ids=ends,
-        pad_id=pad_id,
-        max_context=plan.base_model.max_context,
-        kv_budget_bytes=kv_budget_bytes,
-    )
+    return training + held_out if plan["max_staleness"] else max(training, held_out)
 
 
 def budgets(plan: ResolvedPlan) -> Budgets:
