@@ -143,6 +143,8 @@ TOOL = "    def t(self{}):\n        '''Do it.\n\n        Args:\n            x: O
         (RESET + "    def step(self, r): pass\n" + TOOL.format(""), ["has step and other public"]),
         (RESET + "    def step(self): pass\n", ["step takes ()"]),
         (RESET + "    def step(self, a, b): pass\n", ["step takes (a, b)"]),
+        (RESET + "    def step(self, a='', *, b: int): pass\n", ["step takes (a='', b: int)"]),
+        (RESET + "    def step(self, a=''): pass\n", []),
         (RESET + "    def step(self, a): yield 1\n", ["step is a generator"]),
         (RESET + "    def t(self): pass\n", ["tool E.t has no docstring"]),
         (RESET + TOOL.format(", x"), ["the argument 'x' has no type hint"]),

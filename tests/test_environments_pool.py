@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import signal
 import subprocess
@@ -398,6 +399,42 @@ def test_a_process_is_used_again_by_who_waits_longest(pool: Open) -> None:
     assert len({state["process"] for state in states}) == 1
     assert all(state["resets"] == 1 for state in states)  # an object of its own for each
     assert opened == list(range(8))
+
+
+WALKING = '''
+from __future__ import annotations
+from typing import Literal
+from pathlib import Path as Where
+
+class Walk:
+    def reset(self): self.at = 0
+    def go(self, way: Literal["up", "down"]) -> Where:
+        """Go.
+
+        Args:
+            way: The way.
+        """
+        return way
+
+def make():
+    return Walk()
+'''
+
+
+def test_hints_written_as_text_and_a_factory(
+    pool: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "walking.py").write_text(WALKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    walking = importlib.import_module("walking")
+    for environment in (walking.Walk, walking.make):
+        environments = pool(environment)
+        assert environments.check_start() is None
+        (tool,) = environments.contract.tools
+        assert tool.parameters == (("way", {"literal": ["up", "down"]}, True),)
+        environments.open(1, {})
+        one(environments)
+        assert texts(answer(environments, calls(("go", {"way": "up"})))) == ["up"]
 
 
 # --- starting and ending ---------------------------------------------------------------------

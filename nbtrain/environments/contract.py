@@ -194,9 +194,11 @@ def _life_problems(name: str, methods: Mapping[str, Any]) -> list[Problem]:
         message = f"environment {name!r}: reset takes arguments by position only"
         problems.append(_problem(message, None, "columns by name"))
     if "step" in methods:
+        taken = _parameters(methods["step"])
         needed = _required(methods["step"])
-        if len(needed) != 1 or _parameters(methods["step"])[0].kind is _PARAMETER.KEYWORD_ONLY:
-            message = f"environment {name!r}: step takes ({', '.join(needed)})"
+        by_place = (_PARAMETER.POSITIONAL_ONLY, _PARAMETER.POSITIONAL_OR_KEYWORD)
+        if not taken or taken[0].kind not in by_place or set(needed) - {taken[0].name}:
+            message = f"environment {name!r}: step takes ({', '.join(map(str, taken))})"
             problems.append(_problem(message, needed, "step(self, reply)"))
     for life in ("get_reward", "close"):
         needed = _required(methods[life]) if life in methods else []
@@ -256,14 +258,16 @@ def _described(doc: str) -> set[str]:
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except Exception:  # a hint written as text may name what is not there
-        return {
-            name: hint
-            for name, hint in inspect.get_annotations(function).items()
-            if not isinstance(hint, str)
-        }
+    """Type hints as objects; those written as text that cannot be read are left out."""
+    # Names that only hints use do not travel with a function; most of them are typing's.
+    names = {**vars(typing), **getattr(function, "__globals__", {})}
+    found = {}
+    for name, hint in inspect.get_annotations(function).items():
+        try:
+            found[name] = eval(hint, names) if isinstance(hint, str) else hint
+        except Exception:
+            continue
+    return found
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:

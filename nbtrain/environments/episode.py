@@ -29,10 +29,14 @@ class EpisodeError(Exception):
 
 
 class Episode:
-    """An environment made by ``factory``. Raises :class:`EpisodeError` when it cannot be made."""
+    """An environment made by ``factory``. Raises :class:`EpisodeError` when it cannot be made.
 
-    def __init__(self, name: str, factory: Any) -> None:
+    ``contract`` is what is known of it already.
+    """
+
+    def __init__(self, name: str, factory: Any, contract: Contract | None = None) -> None:
         self._name = name
+        self._known = contract
         self._runner = asyncio.Runner()
         self._rewards: list[float] = []
         self._environment = self._guarded("its construction", factory)
@@ -40,6 +44,8 @@ class Episode:
     @cached_property
     def contract(self) -> Contract:
         """The contract of what was made. Raises :class:`EpisodeError` for what is none."""
+        if self._known is not None:
+            return self._known
         contract, problems = read_contract(type(self._environment))
         wrong = [p for p in problems if "without arguments" not in p.message]  # it was made
         if wrong or contract is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -63,7 +62,7 @@ class EnvironmentPool:
         self.log_path = Path(log_path)
         self.start_seconds = float(start_seconds)
         self._contract = packed.contract
-        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._waiting: dict[int, bytes] = {}  # in the order they came
         self._by_key: dict[int, Process] = {}
         self._events: list[EnvironmentEvent] = []
         self._probed: list[dict[str, Any]] = []
@@ -94,10 +93,10 @@ class EnvironmentPool:
         Raises ``ValueError`` for a key that is open and ``RuntimeError`` when the pool is closed.
         """
         self._check_open()
-        if key in self._by_key or any(key == waiting for waiting, _ in self._waiting):
+        if key in self._by_key or key in self._waiting:
             msg = f"environment {key} is open already"
             raise ValueError(msg)
-        self._waiting.append((key, frame({"call": "open", "columns": dict(columns)})))
+        self._waiting[key] = frame({"call": "open", "columns": dict(columns)})
         self._start_waiting()
 
     def act(self, key: int, reply: Mapping[str, Any], *, limit: float) -> None:
@@ -118,7 +117,8 @@ class EnvironmentPool:
         Keys that are not open are passed over.
         """
         gone = set(keys)
-        self._waiting = deque((k, data) for k, data in self._waiting if k not in gone)
+        for key in gone & self._waiting.keys():
+            del self._waiting[key]
         self._events = [event for event in self._events if event.key not in gone]
         for process in [self._by_key.pop(key) for key in gone if key in self._by_key]:
             process.key = None
@@ -169,8 +169,9 @@ class EnvironmentPool:
             return
         self._closed = True
         self._fleet.stop()
-        for kept in (self._by_key, self._waiting, self._events):
-            kept.clear()
+        self._by_key.clear()
+        self._waiting.clear()
+        self._events.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -219,12 +220,12 @@ class EnvironmentPool:
             process = self._fleet.get()
             if process is None:
                 return
-            process.key, data = self._waiting.popleft()
-            self._by_key[process.key] = process
-            self._fleet.send(process, "open", data, self.start_seconds)
-        while self._waiting:
-            key, _ = self._waiting.popleft()
+            process.key = key = next(iter(self._waiting))
+            self._by_key[key] = process
+            self._fleet.send(process, "open", self._waiting.pop(key), self.start_seconds)
+        for key in self._waiting:
             self._failed(key, {"error": self._fleet.failure})
+        self._waiting.clear()
 
     def _pump(self, wait: float) -> None:
         for ended in self._fleet.pump(wait):

@@ -153,7 +153,7 @@ class _Keeper:
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed()
             assert self._packed is not None
-            _live(socket.socket(fileno=descriptor), self._packed.name, self._factory)
+            _live(socket.socket(fileno=descriptor), self._packed, self._factory)
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
@@ -191,12 +191,12 @@ class _Keeper:
 # --- in a forked process ---------------------------------------------------------------------
 
 
-def _live(connection: socket.socket, name: str, factory: Any) -> None:
+def _live(connection: socket.socket, packed: Packed, factory: Any) -> None:
     episode: Episode | None = None
     while (message := receive(connection)) is not None:
         began = time.monotonic()
         try:
-            episode, answer = _handle(episode, message, name, factory)
+            episode, answer = _handle(episode, message, packed, factory)
         except EpisodeError as error:
             answer = {"error": str(error)}
             print(error, file=sys.stderr)
@@ -211,18 +211,18 @@ def _live(connection: socket.socket, name: str, factory: Any) -> None:
 
 
 def _handle(
-    episode: Episode | None, message: dict[str, Any], name: str, factory: Any
+    episode: Episode | None, message: dict[str, Any], packed: Packed, factory: Any
 ) -> tuple[Episode | None, dict[str, Any]]:
     match message["call"]:
         case "open":
-            episode = Episode(name, factory)
+            episode = Episode(packed.name, factory, packed.contract)
             try:
                 return episode, {"text": episode.reset(message["columns"])}
             except EpisodeError:
                 episode.close()
                 raise
         case "probe":
-            made = Episode(name, factory)
+            made = Episode(packed.name, factory, packed.contract)
             try:
                 return None, {"contract": made.contract.to_json()}
             finally:
