@@ -12,7 +12,10 @@ from nbtrain.store import open_store
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: .ci/vllm")
 
 
-def test_three_steps_of_gspo_train_on_what_vllm_samples(home: Path) -> None:
+def test_three_steps_of_gspo_train_on_what_vllm_samples(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
     client = Client()
     client.workloads.sample()
     options = {
@@ -33,6 +36,7 @@ def test_three_steps_of_gspo_train_on_what_vllm_samples(home: Path) -> None:
     run = client.training.create(bench_id="sums", options=options)
     run.wait(timeout=300)
     assert run.status == "succeeded", run.failure
+    assert "Initializing a V1 LLM engine" in run.log
     steps = run.metrics
     assert list(steps["step"]) == [1, 2, 3]
     assert steps["update_applied"].sum() >= 2
