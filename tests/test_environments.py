@@ -125,7 +125,7 @@ def test_factories() -> None:
 
 def source(text: str) -> type:
     space: dict[str, Any] = {"__name__": "__main__", "Any": Any, "Path": Path}
-    exec(compile(text, "/tmp/ipykernel_1/7.py", "exec"), space)
+    exec(compile(text, "/tmp/ipykernel_1/7.py", "exec", dont_inherit=True), space)
     linecache.cache["/tmp/ipykernel_1/7.py"] = (len(text), None, text.splitlines(True), "")
     return space["E"]
 
