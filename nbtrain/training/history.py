@@ -77,8 +77,8 @@ class AdapterHistory:
         """Strict counterpart of :meth:`state`. Raises ``ValueError`` when it misfits."""
         by_version: dict[int, dict[str, Tensor]] = {}
         for key, tensor in state.items():
-            version, _, name = key.partition("|")
-            by_version.setdefault(int(version), {})[name] = tensor
+            number, _, name = key.partition("|")
+            by_version.setdefault(int(number), {})[name] = tensor
         for version, kept in by_version.items():
             if kept.keys() != self._parameters.keys() or any(
                 kept[name].shape != parameter.shape for name, parameter in self._parameters.items()

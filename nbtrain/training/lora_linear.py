@@ -30,16 +30,15 @@ def trained_lora(layer: Any, name: str) -> Forward:
 
     def forward(x: Tensor) -> Tensor:
         if fused:
-            out: Tensor = _LoraLinear.apply(
-                x, w["weight"], w["bias"], a["weight"], b["weight"], scaling[name]
-            )
+            out: Tensor = _apply(x, w["weight"], w["bias"], a["weight"], b["weight"], scaling[name])
             return out
-        result = base(x)
+        result: Tensor = base(x)
         wide = x.to(a["weight"].dtype)
         delta = linear(linear(wide, a["weight"]) * scaling[name], b["weight"], None)
         if b["bias"] is not None:
             delta = delta + b["bias"] * scaling[name]
-        return (result + delta).to(result.dtype)
+        total: Tensor = (result + delta).to(result.dtype)
+        return total
 
     return forward
 
@@ -71,3 +70,6 @@ class _LoraLinear(torch.autograd.Function):
         to_a = inner.t() @ x.flatten(0, -2).to(a.dtype)
         to_b = (wide.t() @ narrow).mul_(ctx.scale)
         return gradient, None, None, to_a, to_b, None
+
+
+_apply: Any = _LoraLinear.apply

@@ -81,7 +81,7 @@ def token_scores(logits: Tensor, targets: Tensor, temperature: float) -> Scores:
     In fp32, or in the logits' own precision where that is higher; temperature 0 is scored at 1.
     Entropies carry no gradient.
     """
-    scores: Scores = _TokenScores.apply(logits, targets, temperature or 1.0)
+    scores: Scores = _apply(logits, targets, temperature or 1.0)
     return scores
 
 
@@ -111,3 +111,6 @@ class _TokenScores(torch.autograd.Function):
         gradient, ctx.probabilities = ctx.probabilities, None
         gradient.mul_(-scale).scatter_add_(-1, targets[:, None], scale)
         return gradient.to(ctx.dtype), None, None
+
+
+_apply: Any = _TokenScores.apply
