@@ -13,15 +13,17 @@ from nbtrain.plan.statements import Statements
 _NO_VLLM = 'It comes with an extra: pip install "nbtrain[vllm]"'
 
 
-def choose_sampler(setting: Setting, model: BaseModelInfo, machine: MachineInfo) -> Setting:
+def choose_sampler(
+    setting: Setting, model: BaseModelInfo, machine: MachineInfo, *, ranks: int
+) -> Setting:
     """The setting of ``sampler`` with ``auto`` replaced by what it stands for here.
 
     The embedded model and GGUF files stay with what comes along: vLLM gains nothing on the one
-    and reads few of the others.
+    and reads few of the others. It runs in one rank only.
     """
     if setting.value != "auto":
         return setting
-    if machine.gpus and machine.vllm and model.kind not in ("embedded", "gguf"):
+    if machine.gpus and machine.vllm and ranks == 1 and model.kind not in ("embedded", "gguf"):
         return Setting("sampler", "vllm", "computed", "a GPU and vLLM are here")
     if model.sampler == "generate":
         return Setting("sampler", "generate", "computed", "its architecture's cache needs it")
@@ -47,6 +49,9 @@ def refusals(
     if "sampler" not in found.bad:
         if sampler == "vllm" and not machine.vllm:
             yield _told(place("sampler"), "needs vLLM, which is not installed", hint=_NO_VLLM)
+        if sampler == "vllm" and settings["gpus"].value > 1:
+            told = f"runs in one rank, and gpus is {settings['gpus'].value}"
+            yield _told(place("sampler"), told, hint="State gpus: 1, or another sampler")
         if sampler == "ragged" and model is not None and model.sampler != "ragged":
             told = f"cannot hold the cache of {model.slug}"
             allowed = f"{model.sampler} or vllm" if machine.vllm else model.sampler

@@ -63,7 +63,9 @@ def resolve(
     machine = registry.machine()
     model = references.base_model
     if model is not None:
-        settings["sampler"] = placement.choose_sampler(settings["sampler"], model, machine)
+        settings["sampler"] = placement.choose_sampler(
+            settings["sampler"], model, machine, ranks=settings["gpus"].value
+        )
     for problem in (
         *rules.refusals(settings, found, references.parent),
         *placement.refusals(settings, found, model, machine),

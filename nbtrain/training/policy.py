@@ -7,6 +7,7 @@ precision, the adapter in fp32.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -124,6 +126,13 @@ class Policy:
         config = self.model.peft_config["default"].to_dict()
         config["inference_mode"] = True
         return {name: _plain(value) for name, value in config.items()}
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter into a new folder, as PEFT saves it."""
+        folder.mkdir(mode=0o700, parents=True)
+        save_file(self.adapter_state(), folder / "adapter_model.safetensors")
+        text = json.dumps(self.adapter_config(), allow_nan=False)
+        (folder / "adapter_config.json").write_text(text, "utf-8")
 
     def load_adapter_state(self, state: dict[str, Tensor]) -> None:
         """Strict: every tensor is used, none is missing, shapes agree. Raises ``ValueError``."""

@@ -45,7 +45,7 @@ def load_sampler(
     kv_budget_bytes: int,
     ranks: int,
 ) -> Sampler:
-    """What decodes the replies of one of ``ranks`` ranks.
+    """What decodes the replies of one of ``ranks`` ranks, except for vLLM.
 
     A model whose configuration promises a cache that the ragged decoder can hold, and which then
     turns out to be another, is sampled by the plain one, unless the plan states ``ragged``.
@@ -67,6 +67,48 @@ def load_sampler(
         if plan.settings["sampler"].origin == "stated":
             raise
         return GenerateSampler(policy.model, **arguments)
+
+
+def load_vllm(
+    plan: ResolvedPlan,
+    policy: Policy,
+    folder: Path,
+    *,
+    ends: Sequence[int],
+    longest: int,
+    kv_budget_bytes: int,
+    scratch: Path,
+) -> Sampler:
+    """The sampler that is vLLM, with the base model in ``folder``; adapters go through ``scratch``.
+
+    ``longest`` are the most tokens that prompt and replies can come to.
+
+    Raises :class:`StartChecksFailed` for settings whose log-probs it cannot give, ``ValueError``
+    for a model that it does not take.
+    """
+    from nbtrain.rollout.vllm import VllmSampler
+    from nbtrain.rollout.vllm_engine import VllmEngine, prepare_process
+
+    on_cpu = policy.device.type == "cpu"
+    prepare_process(cpu=on_cpu)
+    drawings = [training_sampling(plan, policy)]
+    if plan["val_enabled"]:
+        drawings.append(validation_settings(plan, policy).sampling)
+    engine = VllmEngine(
+        folder,
+        dtype={"fp32": "float32", "bf16": "bfloat16"}[plan["precision"]],
+        slots=_slots(plan, 1),
+        max_context=longest,
+        kv_budget_bytes=kv_budget_bytes,
+        lora_rank=plan["lora_rank"],
+        max_versions=plan["max_staleness"] + 1,
+        drawings=drawings,
+        seed=plan["seed"],
+        eager=on_cpu,
+    )
+    return VllmSampler(
+        engine, eos_ids=ends, save_adapter=policy.save_adapter, adapter_folder=scratch
+    )
 
 
 def _slots(plan: ResolvedPlan, ranks: int) -> int:

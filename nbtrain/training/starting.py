@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from nbtrain.catalog import Catalog, Workload, tokenizer_digest
 from nbtrain.catalog.thinking import template_arguments
 from nbtrain.environments import EnvironmentPool
 from nbtrain.errors import Problem, StartChecksFailed
-from nbtrain.plan.memory import memory_of, memory_problem
+from nbtrain.plan.memory import Memory, memory_of, memory_problem
 from nbtrain.plan.preflight import longest_reply
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.rewards.pool import RewardPool
@@ -64,6 +65,7 @@ class Parts:
     held_out_conversation: Conversation | None
     tokenizer_fingerprint: str
     environment: dict[str, Any]
+    memory: Memory | None = None
     remarks: list[str] = field(default_factory=list)
 
 
@@ -98,21 +100,33 @@ class Starter:
         plan = self._plan
         folder = weights_folder(plan, self._store.home)
         self._same_model(folder)
-        self._check_memory()
+        memory = self._check_memory()
         tokenizer = load_tokenizer(folder)
         workload = Catalog(self._store).workload(plan.workload.workload_id)
         rewards = stack.enter_context(self._rewards(workload))
         environments = self._environments(workload, stack)
         budget = kv_budget(self._device, self._parent_environment(), ranks=self._ranks.size)
-        ready = self._model(folder, tokenizer, budget)
+        ready = self._model(folder, tokenizer)
         self._control()
         if ready is None:
             raise StartChecksFailed(self._problems)
-        policy, sampler, ends = ready
+        policy, ends = ready
         talks = self._talks(workload, tokenizer, environments, ends, policy.model.config.model_type)
         train, held_out = self._views(workload, talks)
+        if not train:
+            raise StartChecksFailed(self._problems)
         self._control()
-        if not train or (environments is not None and self._problems):
+        prompts = max(len(view.prompt_ids) for view in [*train, *held_out])
+        sampler = self._sampler(
+            policy,
+            ends,
+            budget,
+            pad_id=tokenizer.pad_token_id,
+            folder=folder,
+            longest=self._longest(prompts, turns=environments is not None),
+            stack=stack,
+        )
+        if sampler is None or (environments is not None and self._problems):
             raise StartChecksFailed(self._problems)
         flight = Flight(
             sampler,
@@ -140,6 +154,7 @@ class Starter:
                 kv_budget_bytes=budget,
                 ranks=self._ranks.size,
             ),
+            memory,
             self._remarks,
         )
 
@@ -154,8 +169,8 @@ class Starter:
     def _workers(self, option: str, most: int) -> int:
         return worker_count(self._plan[option], most=most, ranks=self._ranks.size)
 
-    def _check_memory(self) -> None:
-        """Compare what the plan needs with what is free, before any of it is taken."""
+    def _check_memory(self) -> Memory | None:
+        """What the plan needs, compared with what is free before any of it is taken."""
         plan = self._plan
         model = Catalog(self._store).base_model(plan.base_model.slug)
         longest = longest_reply(plan, model, turns=False)
@@ -165,6 +180,7 @@ class Starter:
             raise StartChecksFailed([*self._problems, found])
         if found is not None:
             self._remark(found)
+        return memory
 
     def _environments(self, workload: Workload, stack: ExitStack) -> EnvironmentPool | None:
         """The tasks' environments, where they have any, after one of them has been made."""
@@ -252,33 +268,79 @@ class Starter:
         self._problems += overlap(*sides)
         return sides[0], sides[1]
 
-    def _model(
-        self, folder: Path, tokenizer: Any, budget: int
-    ) -> tuple[Policy, Sampler, tuple[int, ...]] | None:
-        """Policy, sampler and end ids; ``None`` when they cannot be had, and that is noted."""
+    def _model(self, folder: Path, tokenizer: Any) -> tuple[Policy, tuple[int, ...]] | None:
+        """Policy and end ids; ``None`` when the model cannot be had, and that is noted."""
+        try:
+            policy = setup.load_policy(self._plan, folder, self._device)
+        except StartChecksFailed as error:
+            self._problems += error.problems
+            return None
+        remark = emulated(self._plan["precision"], self._device)
+        if remark is not None:
+            self._remark(remark)
+        return policy, tuple(end_ids(policy.model.generation_config, tokenizer))
+
+    def _longest(self, prompt: int, *, turns: bool) -> int:
+        """Most tokens that a trajectory can come to, what its environment says included."""
+        plan = self._plan
+        context: int = plan.base_model.max_context
+        if turns:
+            return context
+        replies: list[int] = [
+            min(
+                plan[f"{prefix}max_output_tokens_per_turn"],
+                plan[f"{prefix}max_output_tokens_per_trajectory"],
+            )
+            for prefix in ("", "val_")
+        ]
+        return min(context, prompt + max(replies))
+
+    def _sampler(
+        self,
+        policy: Policy,
+        ends: Sequence[int],
+        budget: int,
+        *,
+        pad_id: int | None,
+        folder: Path,
+        longest: int,
+        stack: ExitStack,
+    ) -> Sampler | None:
+        """What decodes; ``None`` when nothing can, and that is noted."""
         plan = self._plan
         try:
-            policy = setup.load_policy(plan, folder, self._device)
-            ends = tuple(end_ids(policy.model.generation_config, tokenizer))
-            sampler = setup.load_sampler(
+            if plan["sampler"] == "vllm":
+                scratch = self._folder / "policies"
+                shutil.rmtree(scratch, ignore_errors=True)
+                stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+                try:
+                    return setup.load_vllm(
+                        plan,
+                        policy,
+                        folder,
+                        ends=ends,
+                        longest=longest,
+                        kv_budget_bytes=budget,
+                        scratch=scratch,
+                    )
+                except StartChecksFailed as error:
+                    if plan.settings["sampler"].origin == "stated":
+                        raise
+                    self._remark(f"sampling without vLLM: {error.problems[0].message}")
+            return setup.load_sampler(
                 plan,
                 policy,
                 ends=ends,
-                pad_id=tokenizer.pad_token_id,
+                pad_id=pad_id,
                 kv_budget_bytes=budget,
                 ranks=self._ranks.size,
             )
         except StartChecksFailed as error:
             self._problems += error.problems
-            return None
         except ValueError as error:
             message = f"the model cannot be sampled: {error}"
             self._problems.append(Problem("base_model_slug", message))
-            return None
-        remark = emulated(plan["precision"], self._device)
-        if remark is not None:
-            self._remark(remark)
-        return policy, sampler, ends
+        return None
 
     def _try_reward(
         self, policy: Policy, flight: Flight, rewards: RewardPool, task: TaskView
