@@ -33,6 +33,7 @@ def load_policy(plan: ResolvedPlan, folder: Path, device: torch.device) -> Polic
         target_modules=plan["lora_target_modules"],
         seed=plan["seed"],
         device=device,
+        max_context=plan.base_model.max_context,
     )
 
 
