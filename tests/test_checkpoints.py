@@ -140,3 +140,14 @@ def test_a_manifest_that_was_altered_with_its_files_is_refused(tmp_path: Path) -
         (saved.path / name).write_bytes((other.path / name).read_bytes())
     with pytest.raises(CheckpointError, match="manifest is not the one"):
         read(saved, **FITS, training_state=True)
+
+
+def test_training_state_of_another_format_is_refused_and_its_weights_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "FORMAT", 1)
+    saved = write(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=r"format 1, this version reads 2: load_weights_only"):
+        read(saved, **FITS, training_state=True)
+    assert read(saved, **FITS, training_state=False).optimizer is None

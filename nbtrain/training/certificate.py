@@ -14,6 +14,9 @@ IRRELEVANT = frozenset(
         "reward_timeout_seconds",
         "trajectory_timeout_seconds",
         "batch_timeout_seconds",
+        "gpus",
+        "reward_workers",
+        "environment_workers",
     }
 )
 """Options that do not change what is trained, or that a resume states anew by its nature."""
@@ -40,12 +43,23 @@ def certificate(
         f"and data position: step {step} to {total_steps}, {total_steps - step} updates, learning "
         f"rate {state['schedule']['learning_rate']:.3g} -> {rate_after:.3g}"
     )
+    text += _taken_along(state["collector"])
     changed = differences(state["environment"], environment)
     changed += differences(
         {k: v for k, v in parent_options.items() if _counts(k)},
         {k: v for k, v in options.items() if _counts(k)},
     )
+    if options["max_staleness"]:
+        changed.append("trajectories run across updates, so that timing counts")
     return f"{text}; not exact: {', '.join(changed)}" if changed else f"{text}; exact"
+
+
+def _taken_along(collector: Mapping[str, Any]) -> str:
+    """What was finished and waited, and what was under way and starts again."""
+    waiting, unfinished = len(collector["pending"]), sum(map(len, collector["unfinished"]))
+    if not waiting and not unfinished:
+        return ""
+    return f"; {waiting} finished groups taken along, {unfinished} unfinished ones start again"
 
 
 def _counts(option: str) -> bool:

@@ -29,7 +29,8 @@ ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 OPTIMIZER = "training_state.safetensors"
 STATE = "state.json"
-FORMAT = 1
+FORMAT = 2
+"""Of the training state. Adapters of any format load."""
 
 WEIGHT_FILES = (ADAPTER, ADAPTER_CONFIG)
 STATE_FILES = (OPTIMIZER, STATE)
@@ -171,6 +172,12 @@ def load(
     adapter = load_file(path / ADAPTER)
     if not training_state:
         return Loaded(manifest, adapter, None, None)
+    if manifest["format"] != FORMAT:
+        msg = (
+            f"checkpoint {path.name} holds training state of format {manifest['format']}, this "
+            f"version reads {FORMAT}: load_weights_only: true starts from its weights"
+        )
+        raise CheckpointError(msg)
     _verify(path, manifest["training_state"])
     state = json.loads((path / STATE).read_text("utf-8"))
     return Loaded(manifest, adapter, load_file(path / OPTIMIZER), state)
