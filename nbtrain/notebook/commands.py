@@ -145,6 +145,10 @@ def _checkpoints(_: Any, refs: list[Any], __: ParsedLine) -> Any:
     return _for_reading(_run(refs[0]).checkpoints, first)
 
 
+def _diagnose(_: Any, refs: list[Any], __: ParsedLine) -> Any:
+    return _run(refs[0]).diagnose()
+
+
 def _estimate(_: Any, refs: list[Any], __: ParsedLine) -> Any:
     return default_client().training.estimate_of(refs[0])
 
@@ -191,6 +195,7 @@ _COMMANDS: dict[str, tuple[tuple[Flag, ...], int, int, _Command]] = {
     "wait": ((_TIMEOUT,), 1, 1, _wait),
     "cancel": ((), 1, 1, _cancel),
     "checkpoints": ((), 1, 1, _checkpoints),
+    "diagnose": ((), 1, 1, _diagnose),
     "estimate": ((), 1, 1, _estimate),
     "options": ((_MODE,), 0, 1, _options),
     "help": ((), 0, 0, _help),

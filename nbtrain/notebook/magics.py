@@ -121,6 +121,7 @@ class TrainMagics(Magics):  # type: ignore[misc]
             %train wait RUN [--timeout S]    the same, returning when the run is over
             %train cancel RUN                stop it; its checkpoints stay
             %train checkpoints RUN           its checkpoints with their held-out reward
+            %train diagnose RUN              why nothing seems to happen
             %train options [MODEL]           every option of %%train
             %train estimate RUN              what a run like this takes; %%train --dry-run
                                              tells it of a plan that is not started
