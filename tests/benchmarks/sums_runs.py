@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from nbtrain.catalog.samples import sums_rows
+from nbtrain.catalog.samples import sums_prompt, sums_rows
 from nbtrain.rewards import Grade, GradeRequest, GroupGrades
 from nbtrain.rollout.admission import AdmissionRules
 from nbtrain.rollout.collector import Collector, CollectorSettings
@@ -46,6 +46,7 @@ class Recipe:
     batch_size: int = 8
     in_flight: int = 128
     filtered: bool = True
+    warmup: int = 5
 
 
 @dataclass
@@ -91,9 +92,11 @@ class Records:
 
     def __init__(self) -> None:
         self.result = Result()
+        self.tasks: set[str] = set()
 
     def step(self, row: Any, groups: Any, trajectories: Any, changes: Any) -> None:
         self.result.rewards.append(row["avg_reward"])
+        self.tasks |= {group["task_id"] for group in groups}
         metrics = row["metrics"]
         self.result.clipped.append(metrics.get("clipped_share") or 0.0)
         self.result.lags.append(metrics.get("lag_mean") or 0.0)
@@ -118,6 +121,13 @@ class Records:
 @cache
 def tokenizer() -> Any:
     return load_tokenizer(EMBEDDED)
+
+
+def task_view(number: int, a: int, b: int) -> TaskView:
+    """The task ``a + b``, worded as in ``sums``."""
+    prompt = [{"role": "user", "content": sums_prompt(a, b)}]
+    columns = {"answer": f"<answer>{a + b}</answer>"}
+    return TaskView(f"{number:016x}", render_prompt(tokenizer(), prompt), prompt, columns)
 
 
 @cache
@@ -168,7 +178,13 @@ def make_flight(policy: Policy, slots: int) -> Flight:
     )
 
 
-def run(recipe: Recipe, *, held_out: Sequence[TaskView], samples: int = 4) -> Result:
+def run(
+    recipe: Recipe,
+    *,
+    held_out: Sequence[TaskView],
+    samples: int = 4,
+    records: Records | None = None,
+) -> Result:
     """Train, then sample ``samples`` replies for each held-out task at temperature 1."""
     policy = load_policy(recipe.seed)
     flight = make_flight(policy, recipe.in_flight)
@@ -197,13 +213,13 @@ def run(recipe: Recipe, *, held_out: Sequence[TaskView], samples: int = 4) -> Re
     )
     level = "sequence" if recipe.algorithm == "gspo" else "token"
     history = AdapterHistory(policy.trainable, recipe.staleness + 1) if recipe.staleness else None
-    records = Records()
+    records = records or Records()
     loop = Loop(
         LoopSettings(
             start_step=0,
             total_steps=recipe.steps,
             learning_rate=recipe.learning_rate,
-            lr_warmup_steps=5,
+            lr_warmup_steps=recipe.warmup,
             lr_hold_steps=recipe.steps,
             lr_min_ratio=0.1,
             val_enabled=False,
@@ -229,7 +245,9 @@ def run(recipe: Recipe, *, held_out: Sequence[TaskView], samples: int = 4) -> Re
     return records.result
 
 
-def evaluate(policy: Policy, held_out: Sequence[TaskView], *, samples: int, seed: int) -> list[float]:
+def evaluate(
+    policy: Policy, held_out: Sequence[TaskView], *, samples: int, seed: int
+) -> list[float]:
     """Mean reward of each task."""
     lane = make_flight(policy, 256).lane(max_in_flight=256)
     groups = []
