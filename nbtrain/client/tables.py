@@ -35,8 +35,10 @@ LEDGER_FIGURES = (
     *("attempted_trajectories", "completed_trajectories", "graded_trajectories"),
     *("eligible_trajectories", "trained_trajectories", "correct", "partial", "incorrect"),
     *("error", "incomplete", "stale_trajectories", "cancelled_trajectories"),
-    *("reward_std", "output_tokens", "tokens_taught_nothing", "tokens_min", "tokens_mean"),
-    *("tokens_max", "turns_min", "turns_mean", "turns_max"),
+    *("reward_std", "reward_std_within_groups", "advantage_max_abs"),
+    *("output_tokens", "tokens_taught_nothing", "tokens_min", "tokens_mean", "tokens_max"),
+    *("finished_tokens_min", "finished_tokens_mean", "finished_tokens_max"),
+    *("turns_min", "turns_mean", "turns_max"),
 )
 """What a step's ledger says of its trajectories; empty where a run has nothing of the kind."""
 _STEP_COLUMNS = (

@@ -16,6 +16,10 @@ from nbtrain.rollout.types import TerminationReason, Trajectory
 ADVANTAGE_EPSILON = 1e-4
 """Added to the group's standard deviation, as in the GRPO paper's public implementations."""
 
+ROUNDING = 1e-12
+"""Rewards that differ by less, relative to the largest of them or to 1, are equal: 0.3 and
+0.1 + 0.2 are the same score."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
@@ -103,11 +107,11 @@ def _zeroed(admitted: bool, option: str, cause: str) -> Admission:
 def judge(rewards: Sequence[float], rules: AdmissionRules) -> GroupVerdict:
     """Decide a completed group from its eligible rewards, one per eligible trajectory.
 
-    A group is tied when at least two eligible rewards are all identical; a single one counts as
-    tied where the minimum admits it. Zero advantage follows in both cases.
+    A group is tied when at least two eligible rewards are all identical, up to rounding; a single
+    one counts as tied where the minimum admits it. Zero advantage follows in both cases.
     """
     enough = len(rewards) >= max(rules.min_trajectories, 1)
-    tied = len(set(rewards)) == 1 and (len(rewards) >= 2 or enough)
+    tied = bool(rewards) and _identical(rewards) and (len(rewards) >= 2 or enough)
     failed = bool(rewards) and all(reward <= 0 for reward in rewards)
     passed = bool(rewards) and all(reward >= 1 for reward in rewards)
     filtered = []
@@ -134,11 +138,18 @@ def judge(rewards: Sequence[float], rules: AdmissionRules) -> GroupVerdict:
 def advantages(rewards: Sequence[float]) -> list[float]:
     """Group-relative advantages: (r - mean) / (std + 1e-4), std with n - 1 (Shao et al. 2024).
 
-    Exactly 0 for equal rewards and for a single one.
+    Exactly 0 for rewards that are equal up to rounding, and for a single one.
     """
-    if len(set(rewards)) <= 1:
+    if _identical(rewards):
         return [0.0] * len(rewards)
     mean = sum(rewards) / len(rewards)
     variance = sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1)
     scale = variance**0.5 + ADVANTAGE_EPSILON
     return [(reward - mean) / scale for reward in rewards]
+
+
+def _identical(rewards: Sequence[float]) -> bool:
+    """Whether all are the same number, up to what rounding makes of one."""
+    if len(rewards) < 2:
+        return True
+    return max(rewards) - min(rewards) <= ROUNDING * max(1.0, *map(abs, rewards))

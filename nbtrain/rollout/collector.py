@@ -37,6 +37,9 @@ __all__ = ["Batch", "Closing", "Collector", "CollectorSettings", "JudgedGroup"]
 _ROUND_SECONDS = 0.1
 """How long several ranks sample before they tell each other what came of it."""
 
+_GROUPS_NAMED = 5
+"""Groups that a sentence names before it only counts."""
+
 _OVER = (TerminationReason.STALE, TerminationReason.CANCELLED)
 
 
@@ -162,8 +165,8 @@ class Collector:
         self._own = state["draws"][rank]
         self._cursor = max((n - 1) * size + r + 1 if n else 0 for r, n in enumerate(state["draws"]))
         in_waves = self._settings.max_staleness == 0
-        again = sum(state["unfinished"], []) if in_waves else state["unfinished"][rank]
-        self._redo = deque(sorted(again))
+        again = state["unfinished"] if in_waves else [state["unfinished"][rank]]
+        self._redo = deque(sorted(position for one in again for position in one))
         self._carried = [group_from_json(one) for one in state["pending"]]
 
     def new_policy(self, version: int) -> None:
@@ -349,6 +352,7 @@ class Collector:
         elif late:
             batch.cut_short = (
                 f"batch_timeout_seconds ({self._settings.batch_timeout:g}) passed with {at_hand}"
+                f"{self._unfinished(batch)}"
             )
         elif (ungraded := self._ungraded(batch)) is not None:
             batch.cut_short = ungraded
@@ -356,6 +360,17 @@ class Collector:
         elif len(self._barren) == self._count:
             batch.cut_short = f"a full pass over the {self._count} tasks brought no eligible group"
             batch.barren = not self._pending
+
+    def _unfinished(self, batch: Batch) -> str:
+        """Names the groups of all ranks that time ran out on."""
+        mine = [(g.group_id, g.task_id) for g in (one.group for one in self._lane.open.values())]
+        waited = [one for groups in self._ranks.gather(mine) for one in groups]
+        waited += [(group.group_id, group.task_id) for group in batch.cancelled]
+        if not waited:
+            return ""
+        names = [f"{group} (task {task[:12]})" for group, task in sorted(waited)[:_GROUPS_NAMED]]
+        rest = len(waited) - len(names)
+        return f"; not complete: group {', '.join(names)}{f' and {rest} more' if rest else ''}"
 
     def _anything_open(self) -> bool:
         return any(self._ranks.gather(bool(self._lane.open)))

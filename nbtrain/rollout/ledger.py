@@ -80,7 +80,12 @@ class Ledger:
             for a in judged.admissions
             if a.eligible and a.reward is not None
         ]
-        metrics = row["metrics"] | {"batch_groups": len(batch.used)}
+        metrics = row["metrics"] | {
+            "batch_groups": len(batch.used),
+            "advantage_max_abs": max(
+                (abs(a) for j in batch.used for a in j.advantages), default=None
+            ),
+        }
         if batch.cut_short:
             metrics["collection_ended"] = batch.cut_short
         return row | {
@@ -155,6 +160,7 @@ def _counts(page: _Page) -> dict[str, Any]:
 def _metrics(page: _Page) -> dict[str, Any]:
     """What a step's trajectories were."""
     trajectories = [t for judged in page.groups for t in judged.group.trajectories]
+    terms = _terms(trajectories)
     rewards = _graded(page.groups)
     errors = sum(t.reward is None and t.reason is TerminationReason.ERROR for t in trajectories)
     cancelled = [t for group in page.cancelled for t in group.trajectories]
@@ -174,11 +180,31 @@ def _metrics(page: _Page) -> dict[str, Any]:
         "incomplete": len(trajectories) - len(rewards) - errors + len(cancelled),
         "termination_reasons": dict(reasons),
         "reward_std": _std(rewards),
+        "reward_std_within_groups": _within(page.groups),
         "output_tokens": sum(t.output_tokens for t in [*trajectories, *cancelled]),
         **_spread("tokens", [t.output_tokens for t in trajectories]),
+        **_spread("finished_tokens", [t.output_tokens for t in trajectories if _finished(t)]),
         **_spread("turns", [t.turns for t in trajectories]),
-        "terms": _terms(trajectories),
+        "terms": {name: _mean(known) for name, known in terms.items()},
+        "terms_std": {name: _std(known) for name, known in terms.items()},
     }
+
+
+def _within(groups: Iterable[JudgedGroup]) -> float | None:
+    """Mean over groups of the spread of their eligible rewards: what there is to learn from.
+
+    ``reward_std`` beside it spans all groups, so that tasks of unequal difficulty widen it too.
+    """
+    each = [
+        _std([a.reward for a in judged.admissions if a.eligible and a.reward is not None])
+        for judged in groups
+    ]
+    return _mean([spread for spread in each if spread is not None])
+
+
+def _finished(trajectory: Trajectory) -> bool:
+    """Whether it ended by itself: no limit, failure or time-out cut it."""
+    return trajectory.reason is TerminationReason.ENV_DONE
 
 
 def _graded(groups: Iterable[JudgedGroup]) -> list[float]:
@@ -309,14 +335,15 @@ def _was_aborted(trajectory: Trajectory) -> bool:
     return trajectory.reason is TerminationReason.CANCELLED
 
 
-def _terms(trajectories: Iterable[Trajectory]) -> dict[str, float | None]:
+def _terms(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
+    """The scores of each reward term."""
     scores: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, score in trajectory.terms.items():
             known = scores.setdefault(name, [])
             if score is not None:
                 known.append(score)
-    return {name: _mean(known) for name, known in scores.items()}
+    return scores
 
 
 def _spread(name: str, values: list[int]) -> dict[str, float | None]:

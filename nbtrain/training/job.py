@@ -111,6 +111,7 @@ class Job:
             tasks=parts.train,
             ranks=ranks,
             environment=parts.environment,
+            memory=parts.memory,
         )
 
     def _recorder(self, parts: Parts) -> StoreRecorder:

@@ -9,6 +9,7 @@ states do the same from there on, bit for bit on one machine, thread count and v
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
@@ -19,6 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nbtrain.errors import NbtrainError
+from nbtrain.plan.memory import Memory
 from nbtrain.plan.schedule import learning_rate
 from nbtrain.rollout.admission import GroupOutcome
 from nbtrain.rollout.collector import Batch, Collector
@@ -35,9 +38,12 @@ from nbtrain.rollout.ranks import Alone, Ranks
 from nbtrain.rollout.types import TaskView
 from nbtrain.training.cadence import checkpoint_due, validation_due
 from nbtrain.training.control import Cancelled
+from nbtrain.training.exhausted import Part, is_exhausted, sentence
 from nbtrain.training.policy import Policy
 from nbtrain.training.update import Updater, UpdateReport
 from nbtrain.training.validation import Validator
+
+log = logging.getLogger("nbtrain.training")
 
 BARREN_STEPS = 5
 """Steps in a row that may end without one eligible group before the run ends."""
@@ -127,7 +133,8 @@ class Ending:
 class Loop:
     """Runs global steps ``start_step + 1`` to ``total_steps``.
 
-    ``recorder`` is that of rank 0; other ranks have none.
+    ``recorder`` is that of rank 0; other ranks have none. ``memory`` is what the plan was expected
+    to need, told when there is not enough.
     """
 
     def __init__(
@@ -142,6 +149,7 @@ class Loop:
         tasks: list[TaskView],
         ranks: Ranks | None = None,
         environment: dict[str, Any] | None = None,
+        memory: Memory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -154,6 +162,7 @@ class Loop:
         self._recorder = recorder
         self._prompts = {task.task_id: task.prompt for task in tasks}
         self._environment = environment or {}
+        self._memory = memory
         self._clock = clock
         self.step = settings.start_step
         self.version = 0
@@ -165,6 +174,8 @@ class Loop:
         self._only_ties = False
         self._grading_failed: str | None = None
         self._budget: str | None = None
+        self._part: Part = "start-up"
+        self._saved: int | None = None
 
     def state_dict(self) -> LoopState:
         """The loop between two steps."""
@@ -212,13 +223,25 @@ class Loop:
         self._collector.new_policy(self.version)
 
     def run(self) -> Ending:
-        """Train to the final step, or to where nothing is left to learn or to spend."""
+        """Train to the final step, or to where nothing is left to learn or to spend.
+
+        Raises :class:`~nbtrain.errors.NbtrainError` with what to lower when memory runs out.
+        """
         try:
             ending = self._run()
         except Cancelled:
             if self._ranks.size == 1:  # the others would have to take part
                 self._close()
             raise
+        except (RuntimeError, MemoryError) as error:
+            if not is_exhausted(error):
+                raise
+            step = self.step + (self._part in ("sampling", "loss"))
+            raise NbtrainError(
+                sentence(
+                    error, part=self._part, step=step, expected=self._memory, saved=self._saved
+                )
+            ) from error
         self._close()
         return ending
 
@@ -262,8 +285,12 @@ class Loop:
         step = self.step + 1
         rate = self.settings.rate(step)
         sampled_by = self.version
+        self._part = "sampling"
         batch = self._collector.collect(step)
+        if batch.cut_short:
+            log.info("step %d: %s", step, batch.cut_short)
         began = self._clock()
+        self._part = "loss"
         mine = [judged for judged in batch.used if judged.owner == self._ranks.rank]
         report = self._updater.update(mine, rate, version=self.version)
         seconds = {
@@ -363,6 +390,7 @@ class Loop:
         if self._validator is None:
             return
         began = self._clock()
+        self._part = "validation"
         last = self.step == self.settings.total_steps
         seconds = self.settings.val_final_seconds if last else math.inf
         done = self._validator.run(step=self.step, policy_version=self.version, seconds=seconds)
@@ -372,9 +400,11 @@ class Loop:
 
     def _save(self, reason: str) -> None:
         began = self._clock()
+        self._part = "saving"
         state = self.state_dict()
         if self._recorder is not None:
             self._recorder.checkpoint(self.step, reason, state)
+        self._saved = self.step
         self._between["saving"] += self._clock() - began
 
     def _nothing_left(self) -> Ending:
