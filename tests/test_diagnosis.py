@@ -211,6 +211,14 @@ def test_short_replies_that_repeat_are_no_duplicates() -> None:
     ]
 
 
+def test_a_solved_task_has_one_answer_and_no_duplicates() -> None:
+    same = [(n // 8, f"r-{n}", "one and the same long answer, over and over") for n in range(64)]
+    solved = with_steps(correct=60, completed_trajectories=64)
+    assert "duplicates" not in diagnose(healthy(texts=same, **solved)).rules
+    struggling = with_steps(correct=30, completed_trajectories=64)
+    assert "duplicates" in diagnose(healthy(texts=same, **struggling)).rules
+
+
 def test_a_run_of_nothing_is_diagnosed_as_well() -> None:
     assert diagnose(Facts(**NONE, phase="RESOLVING_DATASET")).rules == ["waiting"]
     assert diagnose(Facts(phase="CANCELLED")).rules == []
