@@ -272,6 +272,20 @@ def test_grading_over_the_trajectorys_own_limit_is_a_time_out() -> None:
         assert {t.reason for t in group.trajectories} == {reason}
 
 
+def test_a_timed_out_trajectory_does_not_take_the_others_time_for_grading() -> None:
+    class Hangs(Countdown):
+        def act(self, key: int, reply: Mapping[str, Any], *, limit: float) -> None:
+            first = key == min(k for _, k in self.calls)
+            self._fail, self._seconds = ("timeout", limit) if first else (None, 1.0)
+            super().act(key, reply, limit=limit)
+
+    sampling = replace(SAMPLING, timeout=10.0)
+    trajectories, grader, _ = play(Hangs(says=0), size=3, sampling=sampling)
+    over, done = TerminationReason.TIMEOUT, TerminationReason.ENV_DONE
+    assert [t.reason for t in trajectories] == [over, done, done]
+    assert grader.limits == [9.0]
+
+
 def test_abandoning_drops_environments_and_keeps_what_was_sampled() -> None:
     environment = Countdown(says=100)
     sampler = ScriptedSampler(lambda request: ([5, 6], Finish.STOP))

@@ -475,7 +475,10 @@ class Flight:
             lane.requests.append(request)
             self._finish(lane, one)
             return
-        left = max(min(a.left for a in one.attempts), _LEAST_LIMIT)
+        # What is over its time already must not take the others' away
+        timed_out = TerminationReason.TIMEOUT
+        lefts = [a.left for a in one.attempts if a.trajectory.reason is not timed_out]
+        left = max(min(lefts, default=math.inf), _LEAST_LIMIT)
         one.grading, one.limit = True, left if left < self._rewards.timeout_seconds else None
         lane.ungraded += 1
         key = self._key()
