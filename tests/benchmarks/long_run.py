@@ -25,14 +25,14 @@ if TYPE_CHECKING:  # workers import this module again where it is the program: k
     from watched_job import Watched
 
 OPTIONS: dict[str, Any] = {
-    "batch_size": 1,
+    "batch_size": 2,
     "group_size": 4,
     "max_staleness": 3,
     "learning_rate": 3e-4,
     "max_output_tokens_per_turn": 8,
     "max_output_tokens_per_trajectory": 11,
-    "max_concurrent_trajectories": 24,
-    "trajectory_timeout_seconds": 1,
+    "max_concurrent_trajectories": 48,
+    "trajectory_timeout_seconds": 3,
     "val_interval_steps": 50,
     "val_num_tasks": 8,
     "reward_workers": 4,
@@ -60,14 +60,24 @@ class Unreliable(Calculator):
 
 
 def unreliable(completions: Any, environments: Any, answer: Any, **_: Any) -> list[float | None]:
-    """The environment's reward, for even answers with a little noise; some get none or fail."""
-    if chance() < 0.01:
+    """The environment's reward, for even answers with a little noise.
+
+    One task in 50 hangs it and one makes it fail; one in five gets no grade for a completion.
+    """
+    number = int(answer[0])
+    if number % 50 == 0:
+        time.sleep(600)
+    if number % 50 == 1:
         msg = "the grader is out of order"
         raise RuntimeError(msg)
-    time.sleep(chance())  # several at a time come back after an update: some must wait
-    noise = 0.1 * (int(answer[0]) % 2 == 0)
-    rewards = [getattr(state, "reward", 0.0) + noise * chance() for state in environments]
-    return [None if chance() < 0.05 else reward for reward in rewards]
+    time.sleep(0.2 * chance())  # several at a time come back after an update: some must wait
+    noise = 0.1 * (number % 2 == 0)
+    rewards: list[float | None] = [
+        getattr(state, "reward", 0.0) + noise * chance() for state in environments
+    ]
+    if number % 5 == 2:
+        rewards[0] = None
+    return rewards
 
 
 def run(steps: int, **options: Any) -> tuple[Any, Watched]:
@@ -122,7 +132,9 @@ def check_end(found: Any, steps: int) -> dict[str, int]:
         reasons["discarded"] += row["discarded_groups"]
         reasons["cancelled"] += row["cancelled_groups"]
         reasons["completed"] += row["completed_groups"]
-    return dict(reasons)
+    grades = [row["reward"] for row in found._store.trajectories(found._key, limit=None)
+              if row["split"] == "train" and row["reason"] == "ENV_DONE"]  # fmt: skip
+    return dict(reasons) | {"no grade": grades.count(None)}
 
 
 def main() -> None:
