@@ -218,6 +218,7 @@ def test_rl11_groups_are_of_rows_whatever_their_text_and_the_order_of_arrival() 
         )
     assert all(one == found[0] for one in found)
     groups = found[0].values()
+    assert sorted(n for _, rows, _ in groups for n, _, _ in rows) == list(range(1, 13))
     assert sorted(index for index, _, _ in groups) == [0, 1, 2, 3]
     for _, trajectories, spread in groups:
         assert [sample for _, sample, _ in trajectories] == [0, 1, 2]
