@@ -211,6 +211,17 @@ def test_gradients_are_clipped_to_their_norm(policy: Policy) -> None:
             assert torch.allclose(value * 4, free.optimizer_state()[name], rtol=1e-9, atol=1e-15)
 
 
+def test_how_far_the_weights_moved_is_told(policy: Policy) -> None:
+    """At a loss of about 0 it is the sign that something was learned."""
+    before = policy.adapter_state()
+    report = Updater(policy, chosen(), weight_decay=0.0).update(BATCH, RATE, version=0)
+    after = policy.adapter_state()
+    policy.load_adapter_state(before)
+    moved = sum(float((after[name] - before[name]).double().square().sum()) for name in before)
+    assert report.metrics["update_norm"] == pytest.approx(moved**0.5, rel=1e-6)
+    assert report.metrics["update_norm"] > 0
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_older_tokens_have_the_samplers_log_prob_below_in_fp32(policy: Policy, level: str) -> None:
     group = judged(1, [0.0, 1.0], lengths=(4, 6), version=2)

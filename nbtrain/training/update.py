@@ -269,7 +269,10 @@ class Updater:
             gradient.mul_(self.settings.max_grad_norm / norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        before = [parameter.detach().clone() for parameter in self._parameters]
         self.optimizer.step()
+        moved = [p.detach() - b for p, b in zip(self._parameters, before, strict=True)]
+        metrics["update_norm"] = float(torch.nn.utils.get_total_norm(moved))
         return UpdateReport(True, None, metrics)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
