@@ -105,6 +105,9 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder or GGUF file of the base model")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--workers", type=int, nargs="+", default=[64, 2])
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="of the latencies, on a slow machine"
+    )
     parser.add_argument("--cases", nargs="+", default=["rewards", "environments"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
@@ -117,7 +120,7 @@ def main() -> None:
         print("|---" * 10 + "|")
         for case in options.cases:
             for workers in options.workers:
-                latency = 5.0 if case == "environments" else 3.0
+                latency = options.scale * (5.0 if case == "environments" else 3.0)
                 run = start(
                     case,
                     base_model="slow-model",

@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {
     "max_staleness": 3,
     "learning_rate": 3e-4,
     "max_output_tokens_per_turn": 8,
-    "max_output_tokens_per_trajectory": 11,
+    "max_output_tokens_per_trajectory": 12,
     "max_concurrent_trajectories": 48,
     "trajectory_timeout_seconds": 3,
     "val_interval_steps": 50,
@@ -120,8 +120,12 @@ def run(steps: int, **options: Any) -> tuple[Any, Watched]:
 
 def check_end(found: Any, steps: int) -> dict[str, int]:
     """Nothing is left over; returns how often each reason came up, None grades included."""
-    rows = found._store.steps(found._key, limit=None)
+    from watched_job import check_row
+
+    rows = found._store.steps(found._key)
     assert len(rows) == steps
+    for row in rows:
+        check_row(row)
     assert all(row["settled"] and row["pending_groups"] == 0 for row in rows)
     assert rows[-1]["in_flight_groups"] == 0
     reasons: Counter[str] = Counter()
