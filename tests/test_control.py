@@ -21,7 +21,7 @@ def control(commands: list[dict[str, Any]]) -> tuple[Control, list[int], list[fl
     def waiting() -> list[dict[str, Any]]:
         return [c for c in commands if c["id"] not in handled]
 
-    made = Control(waiting, handled.append, lambda: beats.append(now[0]), clock=lambda: now[0])
+    made = Control(waiting, handled.append, lambda _: beats.append(now[0]), clock=lambda: now[0])
     return made, handled, beats, now
 
 
@@ -38,6 +38,25 @@ def test_heartbeats_and_polls_are_throttled() -> None:
         now[0] = tenth / 10
         made()
     assert beats == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_what_a_rank_does_is_told_with_its_heartbeat_when_that_has_changed() -> None:
+    now, told = [0.0], [StoreError("locked"), None, None, None, None, None]
+    heard: list[str | None] = []
+
+    def beat(activity: str | None) -> None:
+        heard.append(activity)
+        failure = told.pop(0)
+        if failure is not None:
+            raise failure
+
+    made = Control(lambda: [], lambda _: None, beat, clock=lambda: now[0])
+    said = ["loads", "loads", "loads", "samples", None, None]
+    made.activity = lambda: said[int(now[0])]
+    for half_second in range(12):
+        now[0] = half_second / 2
+        made()
+    assert heard == ["loads", "loads", None, "samples", "", None]  # again where it went astray
 
 
 @pytest.fixture
@@ -98,7 +117,7 @@ def test_a_follower_shows_progress_now_and_then_while_it_works() -> None:
 def test_a_locked_store_does_not_stop_training() -> None:
     calls: list[str] = []
 
-    def locked() -> Any:
+    def locked(*_: object) -> Any:
         calls.append("look")
         msg = "the store was locked by another process for 20 s"
         raise StoreError(msg)

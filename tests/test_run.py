@@ -73,6 +73,17 @@ def test_a_silent_run_is_told_apart_from_a_failed_one(client: Client, run: Run) 
     assert "unresponsive since" in repr(run)
 
 
+def test_what_a_run_does_now_is_shown_until_it_is_over(client: Client, run: Run) -> None:
+    store = stored.store_of(client)
+    store.heartbeat(run._key, 1, "rank", activity="start checks: 3 of <8> ended")
+    assert run.progress.activity == "start checks: 3 of <8> ended"
+    assert repr(run).splitlines()[1] == "now: start checks: 3 of <8> ended"
+    assert "now: start checks: 3 of &lt;8&gt; ended" in run._repr_mimebundle_()["text/html"]
+    stored.finish(run, Phase.FAILED, failure="out of memory")
+    assert run.progress.activity is None
+    assert "now:" not in repr(run)
+
+
 @pytest.mark.parametrize(
     ("rounds", "expected"),
     [

@@ -137,6 +137,16 @@ def test_an_attempt_is_taken_up_once_and_kept_up_to_date(store: Store) -> None:
     assert row["started_at"] < later["heartbeat_at"] < later["progress_at"] <= time.time()
 
 
+def test_a_heartbeat_tells_what_the_job_does_and_leaves_what_was_told(store: Store) -> None:
+    run = make_run(store)
+    told = []
+    for activity in ("loads", None, "samples", ""):
+        store.heartbeat(run.key, 1, "rank", activity=activity)
+        store.heartbeat(run.key, 1)
+        told.append(store.attempt(run.key, 1)["activity"])
+    assert told == ["loads", "loads", "samples", None]
+
+
 def test_a_failed_run_gets_a_new_attempt_and_the_old_one_writes_no_more(store: Store) -> None:
     run, old = training(store)
     assert not store.start_attempt(run.key, 2)  # it still trains

@@ -154,6 +154,7 @@ class Glance:
             failure=row.failure,
             ended=row.ended,
             liveness=None if row.ended_for_good else seen.message,
+            activity=None if row.ended_for_good else seen.activity,
             rewards=list(self._rewards.values()),
             held_out=list(self._held_out),
             checkpoints=[

@@ -39,7 +39,10 @@ class _Row:
 
 @dataclass(frozen=True)
 class Progress(_Row):
-    """How far a run is. Steps are global: they count on from a parent's step."""
+    """How far a run is. Steps are global: they count on from a parent's step.
+
+    ``activity`` says what the job does now; ``None`` when the run is over.
+    """
 
     completed_steps: int
     total_steps: int
@@ -49,6 +52,7 @@ class Progress(_Row):
     updates_applied: int = 0
     saved_step: int | None = None
     output_tokens: int = 0
+    activity: str | None = None
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,8 @@ class Run(NotYet):
 
     @property
     def progress(self) -> Progress:
-        """Steps and trajectories so far."""
-        row = self._row()
+        """Steps and trajectories so far, and what the job does now."""
+        row, seen = self._look()
         return Progress(
             completed_steps=row.completed_steps,
             total_steps=row.total_steps,
@@ -137,6 +137,7 @@ class Run(NotYet):
             updates_applied=row.updates_applied,
             saved_step=row.saved_step,
             output_tokens=row.output_tokens,
+            activity=None if row.ended_for_good else seen.activity,
         )
 
     @property

@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,12 +40,13 @@ class Liveness:
     ``alive``; ``unresponsive`` (it lives, but says nothing); ``gone`` (its host process does not
     exist on this machine, where it ran); ``elsewhere`` (on another machine: nobody here can
     tell). ``since`` is when it was last heard of, seconds since 1970; ``message`` says the same
-    in words and is None for ``alive``.
+    in words and is None for ``alive``. ``activity`` is what the job says it does.
     """
 
     state: State
     since: float | None = None
     message: str | None = None
+    activity: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,9 @@ def liveness(store: Store, run: StoredRun) -> Liveness:
     run = store.run(run.key)
     if run.ended_for_good or run.paused:
         return Liveness("gone", run.ended_at, f"the run is {run.phase}")
-    return judge(run.phase, store.attempt(run.key, run.attempt), run.created_at, here())
+    attempt = store.attempt(run.key, run.attempt)
+    found = judge(run.phase, attempt, run.created_at, here())
+    return replace(found, activity=attempt["activity"])
 
 
 def reap(store: Store, run: StoredRun, *, host_exit: int | None = None) -> bool:

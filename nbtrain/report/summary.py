@@ -66,6 +66,7 @@ class RunSummary:
     failure: str | None = None
     ended: str | None = None
     liveness: str | None = None
+    activity: str | None = None
     rewards: list[tuple[int, float | None]] = field(default_factory=list)
     held_out: list[HeldOut] = field(default_factory=list)
     checkpoints: list[CheckpointLine] = field(default_factory=list)
@@ -236,6 +237,8 @@ def _or(value: float | None, other: float) -> float:
 def as_text(summary: RunSummary) -> str:
     """The summary as plain text."""
     lines = [f"run {summary.title} · {headline(summary)}"]
+    if summary.activity:
+        lines.append(f"now: {summary.activity}")
     subject = " · ".join(s for s in (summary.method, summary.workload, summary.base_model) if s)
     if subject:
         lines.append(subject)
@@ -278,6 +281,8 @@ def as_html(summary: RunSummary, picture: bytes | None = None) -> str:
         f'<div><b>{esc(summary.title)}</b> <span style="background:{colour};color:#ffffff;'
         f'border-radius:8px;padding:1px 8px;margin-left:6px">{esc(state)}</span></div>'
     ]
+    if summary.activity:
+        rows.append(f"<div>now: {esc(summary.activity)}</div>")
     subject = " · ".join(s for s in (summary.method, summary.workload, summary.base_model) if s)
     if subject:
         rows.append(f'<div style="{_MUTED}">{esc(subject)}</div>')

@@ -196,11 +196,24 @@ class Runs(Reader):
         with self.database.writing() as connection:
             return connection.execute(_attempt(run_key, number).values(values)).rowcount == 1
 
-    def heartbeat(self, run_key: int, attempt: int, who: Literal["host", "rank"] = "host") -> None:
-        """Note that the host lives (``heartbeat_at``) or that the rank got on (``progress_at``)."""
+    def heartbeat(
+        self,
+        run_key: int,
+        attempt: int,
+        who: Literal["host", "rank"] = "host",
+        *,
+        activity: str | None = None,
+    ) -> None:
+        """Note that the host lives (``heartbeat_at``) or that the rank got on (``progress_at``).
+
+        ``activity`` says what the job does now; an empty text takes back what was said before,
+        ``None`` leaves it as it is.
+        """
         column = {"host": "heartbeat_at", "rank": "progress_at"}[who]
+        given = {} if activity is None else {"activity": activity or None}
+        values = _ATTEMPT.some({column: time.time(), **given}, "attempt.", [])
         with self.database.writing() as connection:
-            connection.execute(_attempt(run_key, attempt).values({column: time.time()}))
+            connection.execute(_attempt(run_key, attempt).values(values))
 
     def request(self, run_key: int, command: str, **args: Any) -> int:
         """Leave a control command for the job and return its id."""

@@ -103,6 +103,7 @@ attempts = _table(
     Column("ended_at", Float),
     Column("exit_code", Integer),
     Column("threads", Integer),
+    Column("activity", Text),
     UniqueConstraint("run", "number", name="uq_attempts"),
 )
 

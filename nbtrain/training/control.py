@@ -34,18 +34,22 @@ class Terminated(BaseException):
 class Control:
     """Polls commands and keeps the rank's heartbeat; call it as often as you like.
 
-    ``commands`` lists the commands not yet answered, oldest first, ``handled`` marks one as
-    answered by its id, and ``beat`` says that the loop is moving.
+    ``commands`` lists the commands not yet answered, oldest first, and ``handled`` marks one as
+    answered by its id. ``beat`` says that the loop is moving and, where that has changed since
+    it said so last, what ``activity`` tells of it: a sentence, or an empty text for nothing.
     """
 
     def __init__(
         self,
         commands: Callable[[], list[dict[str, Any]]],
         handled: Callable[[int], object],
-        beat: Callable[[], object],
+        beat: Callable[[str | None], object],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.activity: Callable[[], str | None] = _nothing
+        """What the rank does now, in a sentence. To be set; asked with every heartbeat."""
+        self._told = ""
         self._commands = commands
         self._handled = handled
         self._beat = beat
@@ -70,7 +74,7 @@ class Control:
         now = self._clock()
         if now >= self._next_beat:
             self._next_beat = now + PROGRESS_SECONDS
-            _patiently(self._beat)
+            _patiently(self._say)
         self.waiting()
 
     def waiting(self) -> None:
@@ -84,6 +88,11 @@ class Control:
         if self._sigterm:
             msg = "stopped by SIGTERM from outside"
             raise Terminated(msg)
+
+    def _say(self) -> None:
+        now = self.activity() or ""
+        self._beat(None if now == self._told else now)
+        self._told = now
 
     def _look(self) -> None:
         for command in self._commands():
@@ -120,6 +129,10 @@ class FollowerControl:
 
     def waiting(self) -> None:
         """Nothing to look at."""
+
+
+def _nothing() -> str | None:
+    return None
 
 
 def _patiently(action: Callable[[], object]) -> None:

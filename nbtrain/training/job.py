@@ -60,8 +60,8 @@ class Job:
         return ending
 
     def _control(self, ranks: Ranks) -> Control | FollowerControl:
-        def beat() -> None:
-            self._store.heartbeat(self._run.key, self._attempt, "rank")
+        def beat(activity: str | None = None) -> None:
+            self._store.heartbeat(self._run.key, self._attempt, "rank", activity=activity)
 
         if ranks.rank:
             return FollowerControl(beat)
