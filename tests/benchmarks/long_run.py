@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {
     "max_staleness": 3,
     "learning_rate": 3e-4,
     "max_output_tokens_per_turn": 8,
-    "max_output_tokens_per_trajectory": 12,
+    "max_output_tokens_per_trajectory": 11,
     "max_concurrent_trajectories": 48,
     "trajectory_timeout_seconds": 3,
     "val_interval_steps": 50,
