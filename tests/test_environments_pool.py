@@ -302,7 +302,7 @@ def test_rewards_of_steps_add_up(shared: Open) -> None:
         ("reset raises", "environment 'Counter' raised in reset: LookupError: reset raises", False),
         ("reset returns a number", "reset returned a int; allowed: text or None", False),
         ("reset dies", "gave no answer: it ended its process with status 3", False),
-        ("reset hangs", "did not answer to its construction and reset within 1 s", True),
+        ("reset hangs", "Counter() or Counter.reset did not answer within 1 s", True),
     ],
 )
 def test_a_reset_that_fails(pool: Open, how: str, said: str, timed_out: bool) -> None:
@@ -341,7 +341,7 @@ def test_a_hang_is_killed_with_what_it_started_and_fails_alone(pool: Open, tmp_p
     assert not events[1].timed_out
     assert events[3].kind is Kind.OPENED  # it got the place of the one that died
     assert events[0].timed_out
-    assert "did not answer to act within 2 s; its process was killed" in str(events[0].error)
+    assert "Counter.add did not answer within 2 s; its process was killed" in str(events[0].error)
     child = int(log.read_text().split("child ")[1].split()[0])
     wait_for(lambda: not running(child))
 
@@ -367,6 +367,39 @@ def test_a_blocking_environment_blocks_no_other(pool: Open) -> None:
     for _ in range(50):
         assert answer(environments, {"content": "hello"}, key=2).key == 2
     assert environments.busy == 1
+
+
+class Steps:
+    """Of the tools form, whatever its attributes are called."""
+
+    def reset(self) -> None:
+        self.step = 0
+        self.get_reward = None
+
+    def forward(self) -> int:
+        """Go one step."""
+        self.step += 1
+        return self.step
+
+
+def test_attributes_named_as_methods_of_the_other_form(pool: Open) -> None:
+    environments = pool(Steps)
+    environments.open(1, {})
+    one(environments)
+    assert texts(answer(environments, calls(("forward", {})))) == ["1"]
+    environments.close(1)
+    assert one(environments).state == {"step": 1, "get_reward": None}
+
+
+def test_no_call_takes_longer_than_the_pool_allows(pool: Open) -> None:
+    environments = pool(Dialogue)
+    environments.open(1, {"answers": []})
+    one(environments)
+    environments.most_seconds = 0.5
+    environments.act(1, {"content": "sleep"}, limit=600)
+    event = one(environments)
+    assert event.timed_out
+    assert "Dialogue.step did not answer within 0.5 s" in str(event.error)
 
 
 def test_dropped_environments_say_no_more(pool: Open) -> None:

@@ -340,8 +340,8 @@ def test_a_full_queue_and_a_closed_pool_say_so(tmp_path: Path) -> None:
         assert pool.finished() == []
         (mine,) = set(workers_of(os.getpid())) - before
     finally:
-        pool.close()
-    pool.close()
+        pool.close_all()
+    pool.close_all()
     assert not alive(mine)
     with pytest.raises(RuntimeError, match="closed"):
         pool.submit(4, request)

@@ -71,9 +71,9 @@ class Episode:
 
     def act(self, reply: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
         """Its messages to a reply, and whether it is done."""
-        step = getattr(self._environment, "step", None)
-        if step is not None:
-            return self._read_step(self._guarded("step", step, str(reply.get("content") or "")))
+        if self.contract.form == "step":
+            said = str(reply.get("content") or "")
+            return self._read_step(self._guarded("step", self._environment.step, said))
         calls = reply.get("tool_calls") or []
         return [self._call(call) for call in calls], not calls
 
@@ -81,7 +81,7 @@ class Episode:
         """Its public plain state, the reward among it."""
         state = self._public_state()
         own = getattr(self._environment, "get_reward", None)
-        if own is not None:
+        if callable(own):
             state["reward"] = _plain_or_none(self._guarded("get_reward", own))
         elif "reward" not in state and self._rewards:
             state["reward"] = math.fsum(self._rewards)

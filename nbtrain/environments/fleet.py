@@ -19,7 +19,10 @@ from nbtrain.environments.nursery import Nursery
 from nbtrain.rewards.crew import how_it_died
 from nbtrain.rewards.output import Drain
 
-__all__ = ["CallKind", "Ended", "Fleet", "Process"]
+__all__ = ["LATE", "CallKind", "Ended", "Fleet", "Process"]
+
+LATE = "did not answer within"
+"""Stands in the error of every call that was killed at its limit."""
 
 _MOST_BREAKS = 3
 
@@ -30,6 +33,7 @@ CallKind = Literal["open", "act", "close", "drop", "probe"]
 class _Call:
     kind: CallKind
     limit: float
+    what: str
     began: float
 
 
@@ -98,9 +102,11 @@ class Fleet:
         self._processes[token] = process
         return process
 
-    def send(self, process: Process, kind: CallKind, data: bytes, limit: float) -> None:
-        """Have a process do something within ``limit`` seconds."""
-        process.call = _Call(kind, limit, time.monotonic())
+    def send(
+        self, process: Process, kind: CallKind, data: bytes, limit: float, what: str
+    ) -> None:
+        """Have a process do something within ``limit`` seconds; ``what`` names the user's code."""
+        process.call = _Call(kind, limit, what, time.monotonic())
         process.channel.send(data)
         self._watch(process)
 
@@ -129,11 +135,8 @@ class Fleet:
         for process in list(self._processes.values()):
             call = process.call
             if call is not None and now > call.began + call.limit:
-                what = {"open": "its construction and reset"}.get(call.kind, call.kind)
-                text = (
-                    f"environment {self._name!r} did not answer to {what} within {call.limit:g} s"
-                )
-                self._end_call(process, f"{text}; its process was killed", timed_out=True)
+                text = f"{call.what} {LATE} {call.limit:g} s; its process was killed"
+                self._end_call(process, text, timed_out=True)
         ended, self._ended = self._ended, []
         return ended
 

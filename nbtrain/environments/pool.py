@@ -11,8 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from nbtrain.environments.channel import frame
 from nbtrain.environments.contract import Contract
@@ -20,6 +19,7 @@ from nbtrain.environments.events import EnvironmentEvent, EnvironmentEventKind
 from nbtrain.environments.fleet import CallKind, Ended, Fleet, Process
 from nbtrain.environments.packing import read_packed
 from nbtrain.errors import Problem
+from nbtrain.rewards.crew import Closing
 
 __all__ = ["EnvironmentPool"]
 
@@ -32,7 +32,7 @@ _ANSWERS = {
 }
 
 
-class EnvironmentPool:
+class EnvironmentPool(Closing):
     """Environments of the class packed at ``path``, in at most ``workers`` processes.
 
     Implements :class:`nbtrain.rollout.types.Environments`: every ``open``, ``act`` and ``close``
@@ -61,12 +61,13 @@ class EnvironmentPool:
         self.name: str = packed.name
         self.log_path = Path(log_path)
         self.start_seconds = float(start_seconds)
+        self.most_seconds = math.inf
+        """No ``act`` may take longer, whatever its own limit."""
         self._contract = packed.contract
         self._waiting: dict[int, bytes] = {}  # in the order they came
         self._by_key: dict[int, Process] = {}
         self._events: list[EnvironmentEvent] = []
         self._probed: list[dict[str, Any]] = []
-        self._closed = False
         self._fleet = Fleet(packed.name, Path(path).resolve(), workers, self.log_path)
 
     @property
@@ -104,11 +105,13 @@ class EnvironmentPool:
 
         Raises ``ValueError`` for a key that is not open, or has not answered yet.
         """
-        self._call(key, "act", frame({"call": "act", "reply": dict(reply)}), limit)
+        data = frame({"call": "act", "reply": dict(reply)})
+        self._call(key, "act", data, min(limit, self.most_seconds), self._acting(reply))
 
     def close(self, key: int) -> None:
         """Ask for its state, then let it go. Raises ``ValueError`` as :meth:`act` does."""
-        self._call(key, "close", frame({"call": "close"}), self.start_seconds)
+        what = f"the end of {self.name} (get_reward, close)"
+        self._call(key, "close", frame({"call": "close"}), self.start_seconds, what)
 
     def drop(self, keys: Iterable[int]) -> None:
         """Let these go at once, whatever they are doing; no event comes any more.
@@ -125,7 +128,8 @@ class EnvironmentPool:
             if process.call is not None:
                 self._fleet.kill(process)
             elif process.failure is None:
-                self._fleet.send(process, "drop", frame({"call": "drop"}), _DROP_SECONDS)
+                data = frame({"call": "drop"})
+                self._fleet.send(process, "drop", data, _DROP_SECONDS, f"{self.name}.close")
         self._start_waiting()
 
     def events(self, block: float = 0.0) -> list[EnvironmentEvent]:
@@ -163,26 +167,11 @@ class EnvironmentPool:
         self._contract = Contract.from_json(answer["contract"])
         return None
 
-    def close_all(self) -> None:
-        """Kill every process, running calls included. Events that were not taken are lost."""
-        if self._closed:
-            return
-        self._closed = True
+    def _end(self) -> None:
         self._fleet.stop()
         self._by_key.clear()
         self._waiting.clear()
         self._events.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close_all()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -196,12 +185,20 @@ class EnvironmentPool:
     def _probe(self) -> dict[str, Any]:
         while (process := self._fleet.get()) is None:
             self._pump(self.start_seconds)
-        self._fleet.send(process, "probe", frame({"call": "probe"}), self.start_seconds)
+        data = frame({"call": "probe"})
+        self._fleet.send(process, "probe", data, self.start_seconds, f"{self.name}()")
         while not self._probed:
             self._pump(self.start_seconds)
         return self._probed.pop()
 
-    def _call(self, key: int, kind: CallKind, data: bytes, limit: float) -> None:
+    def _acting(self, reply: Mapping[str, Any]) -> str:
+        """What a reply calls, as a person would name it."""
+        if self._contract is not None and self._contract.form == "step":
+            return f"{self.name}.step"
+        names = [str((call.get("function") or {}).get("name")) for call in _calls(reply)]
+        return ", ".join(f"{self.name}.{name}" for name in dict.fromkeys(names)) or self.name
+
+    def _call(self, key: int, kind: CallKind, data: bytes, limit: float, what: str) -> None:
         self._check_open()
         process = self._by_key.get(key)
         if process is None or process.call is not None:
@@ -209,7 +206,7 @@ class EnvironmentPool:
             msg = f"environment {key} {state}"
             raise ValueError(msg)
         if process.failure is None:
-            self._fleet.send(process, kind, data, limit)
+            self._fleet.send(process, kind, data, limit, what)
         else:  # it died since its last answer
             self._release(key)
             self._failed(key, {"error": process.failure})
@@ -222,7 +219,8 @@ class EnvironmentPool:
                 return
             process.key = key = next(iter(self._waiting))
             self._by_key[key] = process
-            self._fleet.send(process, "open", self._waiting.pop(key), self.start_seconds)
+            what = f"{self.name}() or {self.name}.reset"
+            self._fleet.send(process, "open", self._waiting.pop(key), self.start_seconds, what)
         for key in self._waiting:
             self._failed(key, {"error": self._fleet.failure})
         self._waiting.clear()
@@ -270,3 +268,7 @@ class EnvironmentPool:
                 timed_out=answer.get("timed_out", False),
             )
         )
+
+
+def _calls(reply: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return reply.get("tool_calls") or []

@@ -7,13 +7,40 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from pebble import ProcessPool
 
 from nbtrain.rewards import worker
 
-__all__ = ["Crew", "how_it_died"]
+__all__ = ["Closing", "Crew", "how_it_died"]
+
+
+class Closing:
+    """A pool that ends once, at the latest with its ``with``; :meth:`_end` says how."""
+
+    _closed = False
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+    def close_all(self) -> None:
+        """Kill every process, running calls included. What was not taken is lost."""
+        if not self._closed:
+            self._closed = True
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close_all()
 
 
 class Crew:

@@ -22,15 +22,14 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pebble import ProcessExpired
 
 from nbtrain.errors import Problem
 from nbtrain.rewards import worker
 from nbtrain.rewards.contract import GradeRequest, GroupGrades, Kind, Outcome, TermInfo, combine
-from nbtrain.rewards.crew import Crew, how_it_died
+from nbtrain.rewards.crew import Closing, Crew, how_it_died
 from nbtrain.rewards.output import Drain
 from nbtrain.rewards.packing import read_packed
 from nbtrain.rewards.scoring import Unit, describe
@@ -66,7 +65,7 @@ class _Call:
     future: Future[Any] | None = field(default=None, repr=False)
 
 
-class RewardPool:
+class RewardPool(Closing):
     """Worker processes that hold the rewards packed at ``rewards_path`` and grade groups.
 
     ``workers`` processes start at once and load the rewards once each. ``timeout_seconds`` limits
@@ -105,7 +104,6 @@ class RewardPool:
         self._workers = workers
         self._part_seconds = 0.0
         self._progress = time.monotonic()
-        self._closed = False
         self._drain = Drain(self.log_path, workers)
         self._crew = Crew(str(Path(rewards_path).resolve()), workers, self._drain.writer)
 
@@ -184,26 +182,11 @@ class RewardPool:
         hint = f"See {self.log_path.name}, the log of the rewards"
         return Problem("rewards", "the process that loads the rewards dies", hint=hint)
 
-    def close(self) -> None:
-        """Kill the workers, running calls included. Grades that were not taken are lost."""
-        if self._closed:
-            return
-        self._closed = True
+    def _end(self) -> None:
         self._crew.stop()
         self._drain.close()
         self._groups.clear()
         self._calls.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- calls -------------------------------------------------------------------------------
 
