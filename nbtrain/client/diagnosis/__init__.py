@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from nbtrain.client.diagnosis.account import RULES as ACCOUNT
+from nbtrain.client.diagnosis.endings import RULES as ENDINGS
+from nbtrain.client.diagnosis.errors import RULES as ERRORS
 from nbtrain.client.diagnosis.facts import Facts, gather
 from nbtrain.client.diagnosis.learning import RULES as LEARNING
 from nbtrain.client.diagnosis.rewards import RULES as REWARDS
@@ -16,9 +18,55 @@ __all__ = ["RULES", "Diagnosis", "Facts", "Finding", "diagnose", "gather"]
 
 Rule = Callable[[Facts], Iterable[Finding]]
 
-RULES: tuple[Rule, ...] = (*STATE, *SIGNAL, *REWARDS, *LEARNING, *ACCOUNT)
+RULES: tuple[Rule, ...] = (*(*STATE, *ERRORS, *ENDINGS, *SIGNAL, *REWARDS, *LEARNING, *ACCOUNT),)
+
+_WARM_UP = ("warming up", "too few steps")
+_NOTHING_TRAINS = ("too small groups", "skipped updates", "flat reward", "small learning rate")
+_FAILURES = ("ending ERROR", *_WARM_UP)
+
+_FOLLOWS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("failed", "waiting", "no step yet", "paused", "learning"), _WARM_UP),
+    **dict.fromkeys(("environment errors", "template errors", "ungraded"), _FAILURES),
+    "ending TIMEOUT": _WARM_UP,
+    "ending ERROR": _WARM_UP,
+    "small learning rate": ("flat reward", *_WARM_UP),
+    "tiny updates": ("flat reward",),
+    "too few steps": ("flat reward",),
+    "no tool called": ("duplicates",),
+}
+"""What needs no word of its own where a rule has spoken, as it follows from that."""
+
+_FOLLOWS_PROBLEM: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("environment errors", "template errors", "ungraded", "ending TIMEOUT", "ending ERROR"),
+        (*_NOTHING_TRAINS, "tiny updates", "no gradient", "silent term", "no tool called"),
+    ),
+    **dict.fromkeys(
+        ("ending TRUNCATION", "ending LIMIT_REACHED", "ending MAX_TURNS"),
+        ("too small groups", "skipped updates"),
+    ),
+    "no-signal groups": (
+        *("skipped updates", "flat reward", "small learning rate", "tiny updates", "no gradient"),
+        *("duplicates", *_WARM_UP),
+    ),
+    "too small groups": ("skipped updates",),
+    "train–held-out gap": ("learning",),
+}
+"""What follows only where the cause is a problem."""
 
 
 def diagnose(facts: Facts) -> Diagnosis:
-    """What the rules find in these facts, the most important first."""
-    return Diagnosis(facts.title, [found for rule in RULES for found in rule(facts)])
+    """What the rules find in these facts, the most important first; causes without what follows
+    from them.
+    """
+    found = [finding for rule in RULES for finding in rule(facts)]
+    return Diagnosis(facts.title, _causes(found))
+
+
+def _causes(found: Sequence[Finding]) -> list[Finding]:
+    follows: set[str] = set()
+    for cause in found:
+        follows.update(_FOLLOWS.get(cause.rule, ()))
+        if cause.severity == "problem":
+            follows.update(_FOLLOWS_PROBLEM.get(cause.rule, ()))
+    return [finding for finding in found if finding.rule not in follows]

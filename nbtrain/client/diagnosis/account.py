@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nbtrain.client.diagnosis.facts import Facts, figure, mean
+from nbtrain.client.diagnosis.facts import Facts, counted, figure, mean
 from nbtrain.report.findings import Finding
 
 _PARTS = ("sampling", "grading", "environment", "waiting", "loss", "validation", "saving")
@@ -15,12 +15,14 @@ def validation(facts: Facts) -> Iterator[Finding]:
     """Validation takes a large share of the time."""
     spent = {part: facts.total(f"seconds_{part}", facts.steps) for part in _PARTS}
     share = spent["validation"] / sum(spent.values()) if any(spent.values()) else 0.0
+    every = facts.option("val_interval_steps") or 0
     if share > 0.4:
         yield Finding(
             "validation cost",
             "hint",
             f"{share:.0%} of the time goes into validation, every "
-            f"{facts.option('val_interval_steps')} steps on {facts.option('val_num_tasks')} tasks.",
+            f"{'step' if every == 1 else counted(every, 'step')} on "
+            f"{counted(facts.option('val_num_tasks') or 0, 'task')}.",
             "Raise val_interval_steps, or lower val_num_tasks.",
             ("val_interval_steps", "val_num_tasks"),
             weight=0.4 * share,

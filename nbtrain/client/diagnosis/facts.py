@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.errors import Refused
 from nbtrain.plan.phases import Phase
 from nbtrain.store import Row, trajectory_ref
 
@@ -14,20 +16,32 @@ if TYPE_CHECKING:
     from nbtrain.jobs.liveness import Liveness
     from nbtrain.store import Store, StoredRun
 
-__all__ = ["RECENT", "Facts", "gather"]
+__all__ = ["OVER", "RECENT", "Facts", "counted", "gather", "the_last"]
+
+OVER = ("CANCELLED", "STALE")
+"""Endings of trajectories that were cut off, and say nothing of themselves."""
 
 RECENT = 20
 """Steps that count as the last ones."""
 
+LEARNED = 0.9
+"""Mean reward, on a scale from 0 to 1, of a run that has little left to learn."""
+
+_ROSE = 0.05
 _SPREAD = 100  # steps over the whole run that are read with their metrics
 _GROUPS = 2_000  # newest groups
 _TRAJECTORIES = 2_000  # newest training trajectories
 _TEXTS = 128  # texts of the last step
+_HELD_OUT = 500  # newest held-out trajectories
+_ERRORS = 64  # newest failures that are looked at for a traceback
 _TRAJECTORY = (
     *("id", "step", "group_id", "reason", "reward", "eligible", "verdict", "output_tokens"),
-    "error",
+    *("turns", "error"),
 )
-_GROUP = ("step", "group_id", "task_id", "task_index", "epoch", "outcome", "size", "reward_mean")
+_GROUP = (
+    *("step", "group_id", "task_id", "task_index", "epoch", "outcome", "reason", "size"),
+    "reward_mean",
+)
 
 
 @dataclass(slots=True)
@@ -37,8 +51,11 @@ class Facts:
     ``rewards`` are (step, mean reward) of every step; ``steps`` the rows of at most 120 steps,
     spread over the run, the last 20 among them, each with ``metrics``; ``groups`` and
     ``trajectories`` the newest rows; ``texts`` the completions of the last step's trajectories
-    as (group, public id, text). Trajectories carry their public id as ``ref``. Times are seconds
-    since 1970; ``waiting_since`` is when the phase began and ``waits_for`` what it said.
+    as (group, public id, text); ``held_out`` the trajectories of the last validation round, the
+    newest ones. Trajectories carry their public id as ``ref``; ``tracebacks`` are the ids of those
+    whose failure came with one. ``tools`` are the names of what an environment lets the model
+    call. Times are seconds since 1970; ``waiting_since`` is when the phase began, ``waits_for``
+    what it said, and ``activity`` what the job says it does now.
     """
 
     title: str = "run"
@@ -56,6 +73,7 @@ class Facts:
     unresponsive: str | None = None
     waiting_since: float | None = None
     waits_for: str | None = None
+    activity: str | None = None
     now: float = 0.0
     rewards: Sequence[tuple[int, float | None]] = ()
     steps: Sequence[Row] = ()
@@ -63,6 +81,9 @@ class Facts:
     groups: Sequence[Row] = ()
     trajectories: Sequence[Row] = ()
     texts: Sequence[tuple[int, str, str]] = ()
+    held_out: Sequence[Row] = ()
+    tracebacks: Container[str] = ()
+    tools: Sequence[str] = ()
 
     @property
     def recent(self) -> list[Row]:
@@ -78,6 +99,22 @@ class Facts:
     def is_over(self) -> bool:
         """Whether nothing more will happen."""
         return self.phase in (Phase.COMPLETED, Phase.FAILED, Phase.CANCELLED)
+
+    @property
+    def unit_scale(self) -> bool:
+        """Whether every reward seen lies within 0 and 1, so that 1 is all there is to earn."""
+        known = [*(t["reward"] for t in self.trajectories), *(r for _, r in self.rewards)]
+        return all(0 <= reward <= 1 for reward in known if reward is not None)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the reward is near its maximum, and was not at the beginning."""
+        known = [reward for _, reward in self.rewards if reward is not None]
+        recent = known[-min(RECENT, max(1, len(known) // 5)) :]
+        begun, now = mean(known[: len(recent)]), mean(recent)
+        if begun is None or now is None or not self.unit_scale:
+            return False
+        return now >= LEARNED and now - begun > _ROSE
 
     def option(self, name: str) -> Any:
         """The value of an option; ``None`` where the plan has none of that name."""
@@ -111,6 +148,18 @@ def figure(step: Row, name: str) -> Any:
     return (step.get("metrics") or {}).get(name)
 
 
+def counted(number: float, what: str) -> str:
+    """A number and a word, in the plural where it must be."""
+    if number == 1:
+        return f"1 {what}"
+    return f"{number:,.0f} {f'{what[:-1]}ies' if what.endswith('y') else f'{what}s'}"
+
+
+def the_last(number: int, what: str) -> str:
+    """``the last step``, ``the last 20 steps``."""
+    return f"the last {what if number == 1 else counted(number, what)}"
+
+
 def mean(values: Sequence[float]) -> float | None:
     """The mean; ``None`` of nothing."""
     return sum(values) / len(values) if values else None
@@ -127,6 +176,7 @@ def gather(store: Store, row: StoredRun, seen: Liveness | None = None) -> Facts:
     for trajectory in trajectories:
         trajectory["ref"] = trajectory_ref(row.run_id, trajectory)
     phase = (store.phases(key) or [{}])[-1]
+    rounds = store.validation_rounds(key)
     quiet = seen is not None and seen.state == "unresponsive" and not row.ended_for_good
     settings = plan.get("settings") or {}
     return Facts(
@@ -145,13 +195,17 @@ def gather(store: Store, row: StoredRun, seen: Liveness | None = None) -> Facts:
         unresponsive=seen.message if quiet and seen is not None else None,
         waiting_since=phase.get("at"),
         waits_for=phase.get("message"),
+        activity=seen.activity if seen is not None and not row.ended_for_good else None,
         now=time.time(),
         rewards=rewards,
         steps=store.steps_at(key, wanted),
-        rounds=store.validation_rounds(key),
+        rounds=rounds,
         groups=store.groups(key, limit=_GROUPS, newest=True, columns=_GROUP),
         trajectories=trajectories,
         texts=_texts(store, trajectories),
+        held_out=_last_round(store, row, rounds),
+        tracebacks=_tracebacks(store, trajectories),
+        tools=_tools(store, row.workload_id),
     )
 
 
@@ -174,3 +228,43 @@ def _texts(store: Store, trajectories: Sequence[Row]) -> list[tuple[int, str, st
         if completion:
             told.append((trajectory["group_id"], trajectory["ref"], str(completion)))
     return told
+
+
+def _last_round(store: Store, row: StoredRun, rounds: Sequence[Row]) -> list[Row]:
+    if not rounds:
+        return []
+    columns = ("id", "step", "reason", "reward")
+    newest = store.trajectories(
+        row.key, split="held_out", limit=_HELD_OUT, newest=True, columns=columns
+    )
+    found = [t for t in newest if t["step"] == rounds[-1]["step"]]
+    return [t | {"ref": trajectory_ref(row.run_id, t)} for t in found]
+
+
+def _tracebacks(store: Store, trajectories: Sequence[Row]) -> frozenset[str]:
+    """Public ids of the newest failures whose whole error is more than its first line."""
+    failed = [t for t in trajectories if t["reward"] is None and t["error"]][-_ERRORS:]
+    texts = store.texts([t["id"] for t in failed])
+    return frozenset(
+        t["ref"] for t in failed if "\n" in (texts.get(t["id"], {}).get("error") or "").strip()
+    )
+
+
+def _tools(store: Store, workload_id: str) -> tuple[str, ...]:
+    """Names of the tools of the workload's environment, where it is one of tools."""
+    workload = store.workload(workload_id)
+    environment = ((workload or {}).get("spec") or {}).get("environment")
+    if workload is None or environment is None:
+        return ()
+    return _packed_tools(str(store.home / workload["path"] / "environment.pkl"))
+
+
+@lru_cache(maxsize=64)  # what was packed never changes, and a poller asks again and again
+def _packed_tools(path: str) -> tuple[str, ...]:
+    from nbtrain.environments.packing import read_packed
+
+    try:
+        contract = read_packed(path).contract  # nothing of it is run
+    except (Refused, OSError):
+        return ()
+    return () if contract is None else tuple(tool.name for tool in contract.tools)

@@ -6,12 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from nbtrain.client.diagnosis.facts import Facts, mean
+from nbtrain.client.diagnosis.facts import Facts, counted, mean, the_last
+from nbtrain.plan.options import OPTIONS
 from nbtrain.report.findings import Finding
 
 _ENOUGH = 20  # steps
 _SURE = 3.0  # standard errors
 _SOLVED = 0.95
+_FEW = 5  # steps
+_WARM = 10  # steps that may well be slow
+_RATE = float(OPTIONS["learning_rate"].default)
+_STILL = 1e-6  # norm of an update, all weights together
 
 
 def trend(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
@@ -55,7 +60,7 @@ def reward_moves(facts: Facts) -> Iterator[Finding]:
             ("learning_rate", "kl_beta"),
             weight=0.9,
         )
-    elif last < _SOLVED:
+    elif last < _SOLVED or not facts.unit_scale:
         yield Finding(
             "flat reward",
             "hint",
@@ -68,27 +73,63 @@ def reward_moves(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def small_rate(facts: Facts) -> Iterator[Finding]:
+    """The reward does not move, and neither do the weights."""
+    points = [(s, r) for s, r in facts.rewards if r is not None and math.isfinite(r)]
+    rate, norm = facts.option("learning_rate"), mean(facts.values("update_norm"))
+    if len(points) < _FEW or rate is None or not facts.updates_applied:
+        return
+    slope, error = trend(points)
+    solved = facts.unit_scale and (mean([r for _, r in points[-_FEW:]]) or 0.0) >= _SOLVED
+    if abs(slope) > _SURE * error or solved:
+        return
+    moved = "" if norm is None else f"; an update moves the weights by {norm:.1g} in all"
+    if rate < _RATE / 50:
+        yield Finding(
+            "small learning rate",
+            "problem" if len(points) >= _ENOUGH else "hint",
+            f"The reward does not move, and learning_rate is {rate:g}, {_RATE / rate:,.0f} times "
+            f"smaller than the default of {_RATE:g}{moved}.",
+            f"Raise learning_rate, for example to {_RATE:g}.",
+            ("learning_rate",),
+            weight=0.78,
+        )
+    elif norm is not None and norm < _STILL:
+        yield Finding(
+            "tiny updates",
+            "hint",
+            f"The reward does not move{moved} (update_norm), at a learning_rate of {rate:g}.",
+            "Gradients that small come from rewards that hardly differ, or from an adapter that "
+            "reaches little (lora_target_modules).",
+            ("learning_rate", "lora_target_modules"),
+            weight=0.62,
+        )
+
+
 def warm_up(facts: Facts) -> Iterator[Finding]:
-    """The learning rate is still small, or will never be reached."""
-    warm, done = facts.option("lr_warmup_steps") or 0, facts.completed_steps
-    rate, base = facts.values("learning_rate")[-1:], facts.option("learning_rate")
-    if facts.total_steps <= warm and facts.total_steps and base:
+    """The learning rate was a small part of its base value all along."""
+    warm, base = facts.option("lr_warmup_steps") or 0, facts.option("learning_rate")
+    rates = facts.values("learning_rate", facts.steps)
+    if not rates or not base or not facts.updates_applied or max(rates) >= base / 5:
+        return
+    done = facts.completed_steps
+    if facts.total_steps <= warm:
         top = facts.total_steps / warm
         yield Finding(
             "too few steps",
-            "hint" if top >= 0.5 else "problem",
-            f"All {facts.total_steps:,} steps lie within the warm-up of {warm:,}: the learning "
-            f"rate ends at {top:.0%} of {base:g}.",
+            "hint",
+            f"{'The one step lies' if facts.total_steps == 1 else 'All steps lie'} within the "
+            f"warm-up of {counted(warm, 'step')}: the learning rate ends at {top:.0%} of {base:g}.",
             f"Raise num_steps above {warm:,}, or lower lr_warmup_steps.",
             ("num_steps", "lr_warmup_steps"),
             weight=0.72,
         )
-    elif facts.start_step < done < warm and not facts.is_over and rate and base:
+    elif len(rates) > _WARM and done < warm and not facts.is_over:
         yield Finding(
             "warming up",
             "hint",
-            f"The learning rate is still warming up: {rate[0]:.2g} after step {done:,} of "
-            f"{warm:,}, {rate[0] / base:.0%} of {base:g}.",
+            f"The learning rate is still warming up: {rates[-1]:.2g} after step {done:,} of "
+            f"{warm:,}, {rates[-1] / base:.0%} of {base:g}.",
             "Wait, or lower lr_warmup_steps next time.",
             ("lr_warmup_steps",),
             weight=0.35,
@@ -127,8 +168,8 @@ def clipped(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "clipped",
             "problem",
-            f"{share:.0%} of the ratios of the last {len(facts.recent)} steps were clipped: most "
-            "of what was sampled taught nothing.",
+            f"{share:.0%} of the ratios of {the_last(len(facts.recent), 'step')} were clipped: "
+            "most of what was sampled taught nothing.",
             f"Raise clip_low and clip_high (now {facts.option('clip_low')} and "
             f"{facts.option('clip_high')}), or lower learning_rate or max_staleness.",
             ("clip_low", "clip_high", "learning_rate", "max_staleness"),
@@ -157,7 +198,7 @@ def entropy(facts: Facts) -> Iterator[Finding]:
     if begun and ended is not None and ended < 0.1 * begun:
         yield Finding(
             "entropy collapse",
-            "hint" if (mean(facts.values("avg_reward")) or 0.0) >= _SOLVED else "problem",
+            "hint" if facts.is_learned else "problem",
             f"Entropy fell from {begun:.3g} to {ended:.3g} nats a token: replies to a task are all "
             "alike by now.",
             "Raise temperature or set kl_beta; lower learning_rate.",
@@ -207,4 +248,16 @@ def gradient(facts: Facts) -> Iterator[Finding]:
         )
 
 
-RULES = (*(reward_moves, warm_up, no_decay, clipped, sampler_gap, entropy, divergence, gradient),)
+RULES = (
+    *(
+        reward_moves,
+        small_rate,
+        warm_up,
+        no_decay,
+        clipped,
+        sampler_gap,
+        entropy,
+        divergence,
+        gradient,
+    ),
+)

@@ -1,41 +1,19 @@
-"""Rules about the reward: errors, terms that say nothing, signs that it is being gamed."""
+"""Rules about the reward: terms that say nothing, signs that it is being gamed."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from nbtrain.client.diagnosis.facts import Facts, figure, mean
+from nbtrain.client.diagnosis.facts import Facts, figure, mean, the_last
+from nbtrain.client.diagnosis.signal import repeated
 from nbtrain.report.findings import Finding
 from nbtrain.store import Row
 
 _SOLVED = 0.8
 _LONG_TEXT = 40  # characters from which two equal replies are no coincidence
 _FEW = 5  # steps
-_ERROR = 120  # characters of an error
-
-
-def ungraded(facts: Facts) -> Iterator[Finding]:
-    """Trajectories without a grade, and the error behind most of them."""
-    finished = [t for t in facts.trajectories if t["reason"] in ("ENV_DONE", "ERROR")]
-    lost = [t for t in finished if t["reward"] is None]
-    share = len(lost) / len(finished) if finished else 0.0
-    if share < 0.02:
-        return
-    errors = Counter((t["error"] or "no grade came").splitlines()[0] for t in lost)
-    error, times = errors.most_common(1)[0]
-    first = next(t for t in lost if (t["error"] or "no grade came").splitlines()[0] == error)
-    yield Finding(
-        "ungraded",
-        "problem" if share >= 0.2 else "hint",
-        f"{len(lost):,} of the last {len(finished):,} finished trajectories have no grade; "
-        f"{times:,} of them say: {error[:_ERROR]}",
-        f"Repair the reward: client.trajectories.list(…) has the .traceback of {first['ref']}.",
-        ("reward_timeout_seconds",) if "time" in error.lower() else (),
-        tuple(dict.fromkeys((first["ref"], *(t["ref"] for t in lost[-4:])))),
-        weight=0.5 + 0.5 * share,
-    )
+_ENOUGH_HELD_OUT = 30  # samples of a round
 
 
 def _terms(facts: Facts) -> dict[str, list[float | None]]:
@@ -129,11 +107,11 @@ def duplicates(facts: Facts) -> Iterator[Finding]:
 
     Silent where nearly all replies are right: a task that is solved has one answer.
     """
-    if facts.total("correct") > _SOLVED * facts.total("completed_trajectories"):
+    right = facts.total("correct") > _SOLVED * facts.total("completed_trajectories")
+    if right and facts.unit_scale:
         return
-    seen: Counter[tuple[int, str]] = Counter((group, text) for group, _, text in facts.texts)
     long = [t for t in facts.texts if len(t[2]) >= _LONG_TEXT]
-    same = [t for t in long if seen[t[0], t[2]] > 1]
+    same = repeated(facts, _LONG_TEXT)
     if len(long) < 8 or len(same) < 0.5 * len(long):
         return
     yield Finding(
@@ -159,8 +137,8 @@ def at_the_limit(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "length at limit",
         "hint",
-        f"Replies of the last {len(facts.recent)} steps are {length:.0f} tokens long on average, "
-        f"of {limit:,} allowed.",
+        f"Replies of {the_last(len(facts.recent), 'step')} are {length:.0f} tokens long on "
+        f"average, of {limit:,} allowed.",
         "Raise the limit, or pay for an end within it.",
         names,
         weight=0.45,
@@ -185,20 +163,35 @@ def gap(facts: Facts) -> Iterator[Finding]:
     begun = sum(t - h for t, h, _ in first) / third
     ended = sum(t - h for t, h, _ in last) / third
     rose = sum(h for _, h, _ in last) / third - sum(h for _, h, _ in first) / third
-    noise = (0.5 / sum(n for *_, n in first) + 0.5 / sum(n for *_, n in last)) ** 0.5
-    if ended - begun < max(0.1, 2 * noise):
+    # Every round has the same tasks: more rounds are not more of them
+    samples = min(n for *_, n in pairs)
+    spread = _spread(facts)
+    noise = spread * (2 / samples) ** 0.5
+    if samples < _ENOUGH_HELD_OUT or ended - begun < max(0.2 * spread, 2 * noise):
         return
+    grew = (
+        f"the gap grew from {begun:+.2f} to {ended:+.2f} while held-out reward moved by {rose:+.2f}"
+    )
+    learns = rose > noise
     yield Finding(
         "train–held-out gap",
-        "problem" if rose <= 0 else "hint",
-        f"Training reward runs away from the held-out one: the gap grew from {begun:+.2f} to "
-        f"{ended:+.2f} while held-out reward moved by {rose:+.2f}.",
-        "The tasks are learned by heart: pick an earlier checkpoint (run.best()), add tasks, or "
-        "set kl_beta.",
-        ("kl_beta", "num_steps"),
+        "hint" if learns else "problem",
+        f"Held-out reward rises too, but more slowly than that of training: {grew}."
+        if learns
+        else f"Training reward runs away from the held-out one: {grew}.",
+        "More tasks carry over better; run.best() names the checkpoint that does best."
+        if learns
+        else "The tasks are learned by heart: pick an earlier checkpoint (run.best()), add tasks, "
+        "or set kl_beta.",
+        ("num_steps",) if learns else ("kl_beta", "num_steps"),
         steps=tuple(r["step"] for r in held[-3:]),
-        weight=0.65,
+        weight=0.4 if learns else 0.65,
     )
+
+
+def _spread(facts: Facts) -> float:
+    """Standard deviation of a sample's reward: as recorded, else the most that 0 to 1 allow."""
+    return mean(facts.values("reward_std", facts.steps)) or 0.5
 
 
 def _best(facts: Facts) -> tuple[str, ...]:
@@ -208,4 +201,4 @@ def _best(facts: Facts) -> tuple[str, ...]:
     return tuple(t["ref"] for t in sorted(newest, key=lambda t: -t["reward"])[:3])
 
 
-RULES = (ungraded, constant_terms, traded_terms, length_drift, duplicates, at_the_limit, gap)
+RULES = (constant_terms, traded_terms, length_drift, duplicates, at_the_limit, gap)

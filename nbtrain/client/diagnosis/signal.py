@@ -1,42 +1,24 @@
-"""Rules about groups and endings: what never reaches the batch."""
+"""Rules about groups: what never reaches the batch, and what teaches nothing there."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from nbtrain.client.diagnosis.facts import Facts, figure
+from nbtrain.client.diagnosis.facts import Facts, counted, figure, the_last
 from nbtrain.report.findings import Finding
 from nbtrain.store import Row
 
 _MANY_TIED, _SOME_TIED = 0.75, 0.4
-_MANY_CUT, _SOME_CUT = 0.3, 0.1
 _EPOCHS = 10
 
-_ADMITTED_BY = {
-    "TRUNCATION": "train_on_truncation",
-    "LIMIT_REACHED": "train_on_truncation",
-    "MAX_TURNS": "train_on_truncation",
-    "TIMEOUT": "train_on_timeout",
-    "ERROR": "train_on_error",
-}
-_LIMIT = {
-    "TRUNCATION": "max_output_tokens_per_turn",
-    "LIMIT_REACHED": "max_output_tokens_per_trajectory",
-    "MAX_TURNS": "max_turns_per_trajectory",
-    "TIMEOUT": "trajectory_timeout_seconds",
-}
-_ENDED = {
-    "TRUNCATION": "were cut at the token limit of a reply, or by a full context",
-    "LIMIT_REACHED": "reached the trajectory's token limit",
-    "MAX_TURNS": "reached the turn limit",
-    "TIMEOUT": "ran out of time",
-    "ERROR": "ended in an error",
-}
+_NAMED_FROM = 3  # groups without signal from which a task is named
+_COLD = 0.3  # temperature
+_FEW_REPLIES = 8
 
 
 def no_signal(facts: Facts) -> Iterator[Finding]:
-    """Groups whose rewards are all identical, and the tasks that cause most of them."""
+    """Groups whose rewards are all identical, why, and the tasks that cause most of them."""
     completed = facts.total("completed_groups")
     tied = facts.total("no_signal_groups")
     if not completed or tied < _SOME_TIED * completed:
@@ -45,76 +27,115 @@ def no_signal(facts: Facts) -> Iterator[Finding]:
     between = max(0.0, tied - passed - lost)
     groups = _recent_ties(facts)
     sentence = (
-        f"{tied:,.0f} of the {completed:,.0f} groups of the last {len(facts.recent)} steps have "
-        f"identical rewards and teach nothing: {passed:,.0f} all succeeded, {lost:,.0f} all failed"
-        f", {between:,.0f} tied in between."
+        f"{tied:,.0f} of the {counted(completed, 'group')} of "
+        f"{the_last(len(facts.recent), 'step')} {'has' if tied == 1 else 'have'} identical rewards "
+        f"and {'teaches' if tied == 1 else 'teach'} nothing"
     )
-    by_task = Counter(g["task_index"] for g in groups if g["task_index"] is not None)
-    if by_task:
-        worst = ", ".join(f"{task} ({n}×)" for task, n in by_task.most_common(3))
-        sentence += f" Most of them come from {len(by_task):,} tasks, above all tasks {worst}."
+    if facts.unit_scale:
+        sentence += (
+            f": {passed:,.0f} all succeeded, {lost:,.0f} all failed, {between:,.0f} tied in between"
+        )
+        why, change, options = "", *_against_ties(facts, passed, lost, between)
+    else:
+        why, change, options = "", *_ALIKE
+    found = _cause(facts, passed >= max(lost, between) and facts.unit_scale)
+    if found is not None:
+        why, change, options = found
+    many = tied >= _MANY_TIED * completed and not facts.is_learned
     yield Finding(
         "no-signal groups",
-        "problem" if tied >= _MANY_TIED * completed else "hint",
-        sentence,
-        *_against_ties(passed, lost, between),
+        "problem" if many else "hint",
+        f"{sentence}.{why}{_tasks(groups)}",
+        change,
+        options,
         groups=tuple(g["group_id"] for g in groups[-5:]),
         weight=0.8 * tied / completed,
     )
 
 
-def _against_ties(passed: float, lost: float, between: float) -> tuple[str, tuple[str, ...]]:
+_Change = tuple[str, tuple[str, ...]]
+_ALIKE: _Change = (
+    "The reward takes too few values, or the replies are all alike: raise temperature or "
+    "group_size, or let the reward tell replies apart.",
+    ("temperature", "group_size"),
+)
+
+
+def _against_ties(facts: Facts, passed: float, lost: float, between: float) -> _Change:
+    """What to do about ties of rewards between 0 and 1."""
     if passed >= max(lost, between):
-        return "The tasks are too easy by now: add harder ones.", ()
+        if facts.is_learned:
+            return "The tasks are learned: add harder ones to go on.", ()
+        return "The tasks are too easy: add harder ones.", ()
     if lost >= between:
         return (
             "The tasks are too hard for the model: raise group_size, give partial credit in the "
             "reward, or begin with easier tasks.",
             ("group_size",),
         )
-    return (
-        "The reward takes too few values, or the replies are all alike: raise temperature or "
-        "group_size, or let the reward tell replies apart.",
-        ("temperature", "group_size"),
+    return _ALIKE
+
+
+def _cause(facts: Facts, right: bool) -> tuple[str, str, tuple[str, ...]] | None:
+    """What makes the rewards identical where it can be seen, and what to do about it.
+
+    Replies that are all alike, for which a low temperature is enough of a reason, or a reward
+    that is the same for all. ``right`` says that most groups earn all there is to earn.
+    """
+    same, told = repeated(facts), len(facts.texts)
+    temperature = facts.option("temperature")
+    if temperature is not None and temperature < _COLD:
+        return (
+            f" At temperature {temperature:g} the replies to a task are nearly all alike.",
+            "Raise temperature: equal replies earn equal rewards.",
+            ("temperature",),
+        )
+    if right:
+        return None
+    if told >= _FEW_REPLIES and len(same) >= 0.5 * told:
+        return (
+            f" {len(same):,} of the last {told:,} replies are word for word those of another one "
+            "in their group.",
+            "Raise temperature: equal replies earn equal rewards.",
+            ("temperature",),
+        )
+    rewards = [t["reward"] for t in facts.trajectories if t["reward"] is not None]
+    if len(rewards) >= _FEW_REPLIES and min(rewards) == max(rewards) != 0:
+        return (
+            f" Every one of the last {counted(len(rewards), 'reply')} earned {rewards[0]:g}, "
+            "though they differ.",
+            "The reward tells no reply from another: try it by hand on a few of run.texts().",
+            (),
+        )
+    return None
+
+
+def repeated(facts: Facts, longer_than: int = 0) -> list[tuple[int, str, str]]:
+    """The replies of the last step that stand more than once in their group."""
+    seen: Counter[tuple[int, str]] = Counter((group, text) for group, _, text in facts.texts)
+    return [t for t in facts.texts if len(t[2]) >= longer_than and seen[t[0], t[2]] > 1]
+
+
+def _tasks(groups: Sequence[Row]) -> str:
+    """Which tasks the groups without signal are of; named where they come again and again."""
+    by_task = Counter((g["task_id"], g["task_index"]) for g in groups if g["task_id"])
+    if not by_task:
+        return ""
+    often = [(task, n) for task, n in by_task.most_common(3) if n >= _NAMED_FROM]
+    if not often:
+        return f" They are spread over {counted(len(by_task), 'task')}."
+    named = ", ".join(
+        f"{task[:12]}{'' if index is None else f' (task_index {index})'} {n}×"
+        for (task, index), n in often
     )
+    if len(by_task) == 1:
+        return f" All of them come from the task {named}."
+    return f" They come from {counted(len(by_task), 'task')}, most often {named}."
 
 
 def _recent_ties(facts: Facts) -> list[Row]:
     first = facts.recent[0]["step"] if facts.recent else 0
     return [g for g in facts.groups if g["step"] >= first and g["outcome"] == "no_signal"]
-
-
-def endings(facts: Facts) -> Iterator[Finding]:
-    """Endings that are not admitted, each with its option and its limit."""
-    counts: Counter[str] = Counter()
-    for step in facts.recent:
-        counts.update(figure(step, "termination_reasons") or {})
-    total = sum(counts.values())
-    for reason, option in _ADMITTED_BY.items():
-        share = counts[reason] / total if total else 0.0
-        if share < _SOME_CUT:
-            continue
-        admitted = bool(facts.option(option))
-        limit = _LIMIT.get(reason)
-        told = f" ({limit} is {facts.option(limit)})" if limit and facts.option(limit) else ""
-        what = f"{share:.0%} of the last trajectories {_ENDED[reason]}{told}"
-        severity = "problem" if share >= _MANY_CUT and not admitted else "hint"
-        change = f"Raise {limit}" if limit else "Repair what fails"
-        if admitted:
-            sentence = f"{what}; they train with reward 0."
-            suggestion = f"{change}, or set {option} to false to leave them out."
-        else:
-            sentence = f"{what} and are left out of training."
-            suggestion = f"{change}, or set {option} to true to train on them with reward 0."
-        yield Finding(
-            f"ending {reason}",
-            "problem" if severity == "problem" else "hint",
-            sentence,
-            suggestion,
-            (*((limit,) if limit else ()), option),
-            tuple(t["ref"] for t in facts.trajectories if t["reason"] == reason)[-5:],
-            weight=0.75 * share,
-        )
 
 
 def skipped(facts: Facts) -> Iterator[Finding]:
@@ -128,8 +149,8 @@ def skipped(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "skipped updates",
         "problem" if share >= 0.5 else "hint",
-        f"{len(lost)} of the last {len(facts.recent)} updates were skipped, {times} of them "
-        f"because: {reason}.",
+        f"{len(lost)} of {the_last(len(facts.recent), 'update')} were skipped, {times} of them "
+        f"because: {reason.rstrip('.')}.",
         "A skipped update still moves the learning rate on; the findings about groups say what "
         "was missing.",
         steps=tuple(step["step"] for step in lost[-5:]),
@@ -160,7 +181,7 @@ def too_small(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 name.replace("_", " "),
                 "problem" if lost >= 0.6 * completed else "hint",
-                f"{lost:,.0f} of the last {completed:,.0f} groups {what}.",
+                f"{lost:,.0f} of {the_last(int(completed), 'group')} {what}.",
                 change,
                 options,
                 weight=0.7 * lost / completed,
@@ -168,28 +189,57 @@ def too_small(facts: Facts) -> Iterator[Finding]:
 
 
 def stale(facts: Facts) -> Iterator[Finding]:
-    """Work that went stale: groups discarded and trajectories cancelled."""
-    completed, cancelled = facts.total("completed_groups"), facts.total("cancelled_groups")
-    discarded = facts.total("discarded_groups")
-    groups = completed + cancelled
-    share = (discarded + cancelled) / groups if groups else 0.0
+    """Work that went stale: trajectories cancelled, and groups discarded for them."""
+    if not facts.option("max_staleness"):
+        return
     attempted = facts.total("attempted_trajectories")
     lost = facts.total("stale_trajectories")
-    if attempted:
-        share = max(share, lost / attempted)
+    first = facts.recent[0]["step"] if facts.recent else 0
+    groups = [g for g in facts.groups if g["step"] >= first]
+    discarded = [g for g in groups if _went_stale(g)]
+    shares = (
+        lost / attempted if attempted else 0.0,
+        len(discarded) / len(groups) if groups else 0.0,
+    )
+    share = max(shares)
     if share < 0.2:
         return
     yield Finding(
         "staleness",
         "problem" if share >= 0.5 else "hint",
-        f"{share:.0%} of what was sampled lately went stale: {discarded:,.0f} groups discarded, "
-        f"{cancelled:,.0f} cancelled, {lost:,.0f} trajectories more than max_staleness "
-        f"({facts.option('max_staleness')}) updates old.",
+        f"{share:.0%} of what was sampled lately went stale: {lost:,.0f} of "
+        f"{counted(attempted, 'trajectory')} began more than max_staleness "
+        f"({facts.option('max_staleness')}) updates ago, and {counted(len(discarded), 'group')} "
+        f"{'was' if len(discarded) == 1 else 'were'} discarded for that.",
         f"Lower max_concurrent_trajectories (now {facts.option('max_concurrent_trajectories')}), "
         "or raise max_staleness.",
         ("max_concurrent_trajectories", "max_staleness"),
         tuple(t["ref"] for t in facts.trajectories if t["reason"] == "STALE")[-5:],
+        tuple(g["group_id"] for g in discarded)[-5:],
         weight=0.7 * share,
+    )
+
+
+def _went_stale(group: Row) -> bool:
+    return group["outcome"] == "discarded" and "stale" in (group["reason"] or "")
+
+
+def batch_timeout(facts: Facts) -> Iterator[Finding]:
+    """Collections that time ran out on."""
+    ended = [(s, str(figure(s, "collection_ended") or "")) for s in facts.recent]
+    late = [(step, why) for step, why in ended if why.startswith("batch_timeout_seconds")]
+    if not late or len(late) < 0.1 * len(ended):
+        return
+    yield Finding(
+        "batch timeout",
+        "problem" if len(late) >= 0.5 * len(ended) else "hint",
+        f"In {len(late)} of {the_last(len(ended), 'step')} the batch was not full in time; in the "
+        f"latest of them {late[-1][1].rstrip('.')}.",
+        "Raise batch_timeout_seconds or lower batch_size; the seconds_… columns of run.metrics "
+        "say what takes the time.",
+        ("batch_timeout_seconds", "batch_size"),
+        steps=tuple(step["step"] for step, _ in late[-5:]),
+        weight=0.8 * len(late) / len(ended),
     )
 
 
@@ -200,12 +250,13 @@ def few_tasks(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "few tasks",
             "hint",
-            f"The {facts.train_tasks:,} training tasks have been gone through {epochs} times; the "
-            "model may learn them by heart.",
+            f"The {counted(facts.train_tasks, 'training task')} "
+            f"{'has' if facts.train_tasks == 1 else 'have'} been gone through {epochs} times; the "
+            "model may learn by heart.",
             "Add tasks to the workload, or stop earlier: lower num_steps.",
             ("num_steps",),
             weight=0.3,
         )
 
 
-RULES = (no_signal, endings, skipped, too_small, stale, few_tasks)
+RULES = (no_signal, skipped, too_small, stale, batch_timeout, few_tasks)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbtrain.client.diagnosis.facts import Facts
+from nbtrain.client.diagnosis.facts import Facts, counted
 from nbtrain.plan.phases import Phase, Status, status_of
 from nbtrain.report.findings import Finding
 from nbtrain.report.summary import span
 
-_LONG_WAIT = 600.0  # seconds
+_SHORT_WAIT, _LONG_WAIT = 30.0, 600.0  # seconds
 _LONGEST = 300  # characters of a failure
 
 _WAITS = {
@@ -26,8 +26,7 @@ def failed(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "failed",
             "problem",
-            f"The run failed after {facts.completed_steps:,} of {facts.total_steps:,} steps: "
-            f"{told}",
+            f"The run failed after {_progress(facts)}: {told}",
             "run.failure holds all of it, run.log what came before.",
             weight=1.0,
         )
@@ -55,7 +54,10 @@ def waiting(facts: Facts) -> Iterator[Finding]:
         yield Finding("paused", "hint", "The run is paused; nothing happens until it is resumed.")
         return
     waited = facts.waited
-    told = f": {facts.waits_for}" if facts.waits_for else ""
+    if waited < _SHORT_WAIT:
+        return
+    said = facts.activity or facts.waits_for
+    told = f": {said.rstrip('.')}" if said else ""
     yield Finding(
         "waiting",
         "problem" if waited > _LONG_WAIT else "hint",
@@ -67,13 +69,15 @@ def waiting(facts: Facts) -> Iterator[Finding]:
 
 def first_step(facts: Facts) -> Iterator[Finding]:
     """Training goes on, and no step is complete."""
-    if facts.phase == Phase.TRAINING and facts.completed_steps <= facts.start_step:
-        waited = facts.waited
+    waited = facts.waited
+    begun = facts.phase == Phase.TRAINING and facts.completed_steps <= facts.start_step
+    if begun and waited >= _SHORT_WAIT:
+        now = f" Now: {facts.activity.rstrip('.')}." if facts.activity else ""
         yield Finding(
             "no step yet",
             "problem" if waited > _LONG_WAIT else "hint",
             f"No step is complete after {span(waited)} of training: a step is recorded when its "
-            f"{facts.option('batch_size') or 'wanted'} groups are sampled and graded.",
+            f"{facts.option('batch_size') or 'wanted'} groups are sampled and graded.{now}",
             "Lower batch_size, group_size or the token limits for a first look.",
             ("batch_size", "group_size", "max_output_tokens_per_trajectory"),
             weight=0.9,
@@ -97,11 +101,14 @@ def ended_early(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "ended early",
             "hint",
-            f"The run ended after {facts.completed_steps:,} of {facts.total_steps:,} steps: "
-            f"{_first_lines(facts.ended)}",
+            f"The run ended after {_progress(facts)}: {_first_lines(facts.ended)}",
             "Its last checkpoint can be gone on from: parent_checkpoint_id.",
             weight=0.9,
         )
+
+
+def _progress(facts: Facts) -> str:
+    return f"{facts.completed_steps:,} of {counted(facts.total_steps, 'step')}"
 
 
 def _first_lines(text: str) -> str:
