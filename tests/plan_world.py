@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from nbtrain.errors import NotFound, PlanRefused, Problem
-from nbtrain.plan.registry import MachineInfo, ModelSizes
+from nbtrain.plan.registry import MachineInfo, ModelSizes, Template
 from nbtrain.plan.resolve import resolve
 from nbtrain.plan.resolved import ResolvedPlan
 
@@ -35,6 +35,7 @@ class Workload:
     tasks: int = 90
     stated_held_out: int = 10
     fraction_held_out: int = 0
+    environment_form: Literal["tools", "step", "unknown"] | None = None
 
     @property
     def reward_identity(self) -> list[dict[str, float]]:
@@ -59,6 +60,7 @@ class BaseModel:
     parameters: int | None = 400_000
     sampler: Literal["ragged", "generate"] = "ragged"
     thinking: tuple[str, ...] = ()
+    template: Template | None = None
     sizes: ModelSizes = field(default_factory=ModelSizes)
 
 

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import byte_tokenizer
 
-from nbtrain.catalog.thinking import template_arguments, template_in, thinking
+from nbtrain.catalog.thinking import (
+    template_arguments,
+    template_in,
+    template_kind,
+    templates_in,
+    thinking,
+)
 from nbtrain.rollout.tokens import render_prompt
 
 # the forms in which templates read their variables, each cut down to that
@@ -115,6 +121,42 @@ def test_the_template_s_files_are_read_as_transformers_reads_them(tmp_path: Path
     jinja.unlink()
     config.write_text("[not json")
     assert template_in(files) is None
+
+
+@pytest.mark.parametrize(
+    ("templates", "kind"),
+    [
+        (None, None),
+        ({}, "none"),
+        ({"default": ""}, None),
+        ({"default": SWITCH}, "plain"),
+        ({"default": "{% if tools %}{{ tools }}{% endif %}"}, "tools"),
+        ({"default": "{% set tools = tools | default([]) %}{{ tools }}"}, "tools"),
+        ({"default": "{% for m in messages %}{{ m.tools }}{% endfor %}"}, "plain"),
+        ({"default": "{% set tools = [] %}{{ tools }}"}, "plain"),
+        ({"default": SWITCH, "tool_use": "{{ tools }}"}, "tools"),
+        ({"default": "{{ tools }}", "tool_use": SWITCH}, "plain"),
+        ({"tool_use": "{{ tools }}"}, "tools"),
+        ({"default": "{% if tools"}, None),
+    ],
+)
+def test_whether_a_template_shows_tools(templates: dict[str, str] | None, kind: str | None) -> None:
+    assert template_kind(templates) == kind
+
+
+def test_files_tell_all_templates_or_that_there_is_none(tmp_path: Path) -> None:
+    jinja, config = tmp_path / "chat_template.jinja", tmp_path / "tokenizer_config.json"
+    files = {path.name: path for path in (jinja, config)}
+    assert templates_in(files) is None
+    config.write_text("{}")
+    assert templates_in(files) == {}
+    config.write_text(json.dumps({"chat_template": [{"name": "tool_use", "template": "x"}]}))
+    assert templates_in(files) == {"tool_use": "x"}
+    jinja.write_text(SWITCH)
+    further = tmp_path / "additional_chat_templates"
+    further.mkdir()
+    (further / "tool_use.jinja").write_text("y")
+    assert templates_in(files) == {"default": SWITCH, "tool_use": "y"}
 
 
 def test_a_prompt_is_rendered_at_a_level() -> None:

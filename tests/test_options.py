@@ -229,9 +229,19 @@ def test_the_context_of_the_model_bounds_a_reply() -> None:
     assert check(option, 256, model=TINY) == (256, None)
     _, problem = check(option, 257, model=TINY)
     assert problem is not None
-    assert "(the context of the base model)" in problem.message
+    assert problem.message.endswith("found 257, more than the base model's context")
     assert problem.allowed == "1 to 256, or null"
+    _, problem = check(option, 0, model=TINY)
+    assert problem is not None
+    assert problem.message.endswith("found 0")
     assert check(option, 257) == (257, None)
+
+
+def test_a_bound_that_is_only_technical_is_not_told() -> None:
+    assert OPTIONS["max_total_trajectories"].allowed() == "at least 1, or null"
+    _, problem = check(OPTIONS["max_total_trajectories"], 10**12 + 1)
+    assert problem is not None
+    assert problem.allowed == "1 to 1,000,000,000,000, or null"
 
 
 @calm

@@ -13,7 +13,8 @@ from plan_world import BaseModel, Workload, World, digest
 
 from nbtrain.errors import Problem
 from nbtrain.plan.memory import Memory, memory_of, memory_problem, size
-from nbtrain.plan.preflight import Estimate, Measured, about, duration, estimate
+from nbtrain.plan.preflight import Estimate, about, duration, estimate
+from nbtrain.plan.rates import Measured, Rate
 from nbtrain.plan.registry import ModelSizes
 
 calm = settings(deadline=None, max_examples=40)
@@ -87,13 +88,15 @@ def test_tokens_are_bounded_by_the_tightest_limit() -> None:
 
 def test_time_and_tokens_come_from_what_was_measured() -> None:
     options = {"num_steps": 10, "batch_size": 2, "group_size": 5, "val_interval_steps": 0}
-    measured = Measured(3, tokens_per_trajectory=20.0, seconds_per_trajectory=0.5, surplus=1.5)
+    measured = Measured((Rate(tokens=20.0, seconds=0.5, surplus=1.5),) * 3)
     found = told(options=options, measured=measured)
-    assert found.trajectories == 100
+    assert (found.trajectories, found.sampled) == (100, 150)
     assert found.expected_output_tokens == 3000
     assert found.seconds == 75.0
-    assert "about 75 s, going by 3 earlier runs" in repr(found)
-    assert "about 3,000 output tokens, about 75 s" in found.line
+    assert found.ranges is None
+    assert "about 150 trajectories sampled in all, from 3 earlier runs of this" in repr(found)
+    assert "about 75 s, from 3 earlier runs of this workload on this machine" in repr(found)
+    assert "about 3,000 output tokens, about 75 s (from 3 earlier runs" in found.line
     shorter = told(options={**options, "max_output_tokens_per_turn": 10}, measured=measured)
     assert (shorter.expected_output_tokens, shorter.seconds) == (1500, 37.5)
 
@@ -101,10 +104,13 @@ def test_time_and_tokens_come_from_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("budget", "measured", "steps"),
     [
-        ({"max_total_trajectories": 6400}, None, 25),
-        ({"max_total_trajectories": 25_600}, None, None),
+        # 30,650 in all: 25,600 to train on and 5,050 of validation
+        ({"max_total_trajectories": 6400}, None, 20),
+        ({"max_total_trajectories": 25_600}, None, 83),
+        ({"max_total_trajectories": 30_650}, None, None),
+        ({"max_total_trajectories": 30_650}, Measured((Rate(10.0, 1.0, 2.0),)), 54),
         ({"max_total_output_tokens": 1000}, None, None),  # nobody knows how long replies are
-        ({"max_wall_clock_seconds": 1000}, Measured(1, 10.0, 1.0), 3),
+        ({"max_wall_clock_seconds": 1000}, Measured((Rate(10.0, 1.0),)), 3),
     ],
 )
 def test_budgets_that_end_it_early_are_told(
@@ -116,8 +122,51 @@ def test_budgets_that_end_it_early_are_told(
         return
     (sentence,) = found.ends_early
     assert next(iter(budget)) in sentence
-    assert f"after about {steps} steps" in sentence
+    assert f"(validation counts) ends the run early, after about {steps} steps" in sentence
     assert sentence in repr(found)
+
+
+def test_a_budget_caps_what_is_told() -> None:
+    measured = Measured((Rate(10.0, 1.0),))
+    half = {"num_steps": 10, "batch_size": 2, "group_size": 5, "val_interval_steps": 0}
+    whole = told(options=half, measured=measured)
+    assert (whole.sampled, whole.expected_output_tokens, whole.seconds) == (100, 1000, 100.0)
+    for budget in (
+        {"max_total_trajectories": 50},
+        {"max_total_output_tokens": 500},
+        {"max_wall_clock_seconds": 50},
+    ):
+        found = told(options={**half, **budget}, measured=measured)
+        assert (found.sampled, found.expected_output_tokens, found.seconds) == (50, 500, 50.0)
+        assert "(validation counts)" not in found.ends_early[0]
+    assert told(options={**half, "max_total_output_tokens": 7}).max_output_tokens == 7
+    assert told(options={**half, "max_total_trajectories": 7}).max_output_tokens == 7 * 8192
+
+
+def test_newer_runs_count_more() -> None:
+    found = Measured((Rate(40.0, 4.0), Rate(10.0, 1.0))).mean
+    assert (found.tokens, found.seconds, found.surplus) == (30.0, 3.0, 1.0)
+
+
+def test_other_workloads_give_a_range() -> None:
+    options = {"num_steps": 10, "batch_size": 2, "group_size": 5, "val_interval_steps": 0}
+    rates = (Rate(20.0, 0.5), Rate(80.0, 6.0, 2.0))
+    found = told(options=options, measured=Measured(rates, same_workload=False))
+    assert found.ranges is not None
+    assert found.ranges.output_tokens == (2000, 16_000)
+    assert found.ranges.seconds == (50, 1200)
+    assert "2,000 to 16,000 output tokens, 50 s to 20 min (from 2 earlier runs of" in found.line
+    assert "of this model with another workload, sampler or number of ranks" in repr(found)
+    assert "100 to 200 trajectories sampled in all" in repr(found)
+    capped = told(
+        options={**options, "max_wall_clock_seconds": 600},
+        measured=Measured(rates, same_workload=False),
+    )
+    assert capped.ranges is not None
+    assert capped.ranges.seconds == (50, 600)
+    alone = told(options=options, measured=Measured(rates[:1], same_workload=False))
+    assert "about 2,000 output tokens, about 50 s (from 1 earlier run of" in alone.line
+    json.dumps(found.figures(), allow_nan=False)
 
 
 def test_a_resumed_run_counts_its_further_steps() -> None:
@@ -199,6 +248,45 @@ def test_a_check_warns_at_80_percent_and_refuses_at_120() -> None:
     assert memory_problem(None, 100) is None
 
 
+def test_one_reply_must_fit_into_the_sampler_s_share() -> None:
+    found = Memory(
+        weights=10, adapter=0, kv=80, kv_one=40, loss=20, loss_least=20, together=False,
+        kv_reply=34, reply_tokens=68,
+    )  # fmt: skip
+    refused = memory_problem(found, 99)
+    assert isinstance(refused, Problem)
+    assert "one reply of 68 tokens take 34 bytes, the sampler's share of memory is 33" in str(
+        refused
+    )
+    assert refused.hint is not None
+    assert "max_output_tokens_per_turn or max_output_tokens_per_trajectory" in refused.hint
+    assert refused.hint.endswith("below 66")
+    # a whole trajectory does not fit, its replies do
+    assert isinstance(memory_problem(found, 102), str)
+    assert memory_problem(found, 120) is None
+    # what a resume takes over is the share
+    assert memory_problem(found, 99, kv_bytes=40) is None
+    # a cache that may be smaller never refuses
+    assert memory_problem(replace(found, kv_reply=0), 99) is None
+
+
+def test_one_reply_is_the_longest_turn_of_training_or_validation() -> None:
+    token = 2 * 30 * 3 * 64 * 2
+    short = {"max_output_tokens_per_turn": 100}
+    assert memory(**short).kv_reply == 100 * token
+    assert memory(**short, max_output_tokens_per_trajectory=50).kv_reply == 50 * token
+    longer = {**short, "val_max_output_tokens_per_turn": 300}
+    assert memory(**longer).reply_tokens == 300
+    assert memory(**longer, val_interval_steps=0).reply_tokens == 100
+    assert memory(max_output_tokens_per_trajectory=100_000).reply_tokens == 8192
+    assert memory(**short, sampler="generate").kv_reply == 0
+    (warning,) = told(options=short, free_bytes=10**9, turns=True).warnings or ("",)
+    assert "keys and values of one reply" not in warning
+    long = replace(SMOLLM2, max_context=10**6)
+    (warning,) = told(long, free_bytes=60 * 10**9).warnings
+    assert "keys and values of one reply of 1,000,000 tokens take 23.0 GB" in warning
+
+
 def test_long_replies_alone_never_refuse() -> None:
     found = Memory(weights=10, adapter=0, kv=0, kv_one=0, loss=900, loss_least=20, together=True)
     assert isinstance(memory_problem(found, 100), str)
@@ -236,7 +324,7 @@ def test_about_is_two_digits(count: int, near: int) -> None:
 
 
 def test_it_is_shown_as_text_and_as_html() -> None:
-    found = told(measured=Measured(1, 5.0, 0.1))
+    found = told(measured=Measured((Rate(5.0, 0.1),)))
     assert repr(found).splitlines()[0] == "expected of this run"
     assert found._repr_html_().count("<li>") == len(found.sentences())
     assert "1 earlier run of" in repr(found)

@@ -259,6 +259,69 @@ def test_a_sampler_that_cannot_work_here_is_refused(world: World) -> None:
     assert world.plan({"sampler": "generate"})["sampler"] == "generate"
 
 
+def test_training_state_goes_on_in_as_many_ranks(world: World) -> None:
+    two = world.save(world.plan({"gpus": 2}), 10)
+    problem = the(world.problems({"gpus": 3}, parent=two))
+    assert problem.field == "gpus"
+    assert problem.message == (
+        f"gpus 3 does not fit checkpoint {two.checkpoint_id[:12]}, whose run had 2: training state "
+        "is restored in as many ranks"
+    )
+    assert problem.allowed == "2"
+    assert "load_weights_only: true" in str(problem.hint)
+    assert "gpus: 2" in str(problem.hint)
+    assert world.plan({}, parent=two)["gpus"] == world.plan({"gpus": 2}, parent=two)["gpus"] == 2
+    assert world.plan({"gpus": 3, "load_weights_only": True}, parent=two)["gpus"] == 3
+    # plans of before there were ranks had one
+    old = world.save(world.plan({}), 10)
+    settings = {k: v for k, v in old.resolved["settings"].items() if k != "gpus"}
+    world.checkpoints.append(
+        replace(old, checkpoint_id=digest("old"), resolved={**old.resolved, "settings": settings})
+    )
+    assert world.plan({}, parent=digest("old"))["gpus"] == 1
+    problem = the(world.problems({"gpus": 2}, parent=digest("old")))
+    assert (problem.field, problem.allowed) == ("gpus", "1")
+    # without training state that is the only problem
+    bare = world.save(world.plan({}), 10, has_training_state=False)
+    assert the(world.problems({"gpus": 2}, parent=bare)).field == "parent_checkpoint_id"
+
+
+TOOLS_TOLD = "the chat template of m shows no tools, and the environment of workload sums offers"
+CHAT_TOLD = "base_model_slug m has no chat template, and the environment of workload sums speaks"
+
+
+@pytest.mark.parametrize(
+    ("form", "template", "told"),
+    [
+        ("tools", "plain", TOOLS_TOLD),
+        ("tools", "none", CHAT_TOLD),
+        ("tools", "tools", None),
+        ("tools", None, None),
+        ("step", "plain", None),
+        ("step", "none", CHAT_TOLD),
+        ("unknown", "plain", None),
+        ("unknown", "none", CHAT_TOLD),
+        (None, "none", None),
+        (None, "plain", None),
+    ],
+)
+def test_an_environment_needs_a_template_that_shows_it(
+    form: Any, template: Any, told: str | None
+) -> None:
+    model = BaseModel("m", template=template)
+    world = World([Workload(environment_form=form, base_model="m")], models=[model])
+    if told is None:
+        assert world.plan({})
+        return
+    problem = the(world.problems(parse("num_steps: 3\nbase_model_slug: m\n", source="x")))
+    assert problem.field == "base_model_slug"
+    assert told in problem.message
+    assert problem.where is not None
+    assert problem.where.line == 2
+    hint = "tool template, or write the environment in the step form" if told == TOOLS_TOLD else ""
+    assert hint in str(problem.hint)
+
+
 def test_more_gpus_than_there_are_is_refused(world: World) -> None:
     world.here = GPUS
     assert world.plan({"gpus": 2}).settings["gpus"].note is None
@@ -499,6 +562,13 @@ def test_the_name_is_kept_and_not_hashed(world: World) -> None:
         ("name", "display_name"),
         ("bench_id", "workload"),
         ("workloads", "workload"),
+        ("max_completion_length", "max_output_tokens_per_turn"),
+        ("loss_type", "algorithm"),
+        ("epsilon_high", "clip_high"),
+        ("use_vllm", "sampler"),
+        ("warmup_steps", "lr_warmup_steps"),
+        ("save_steps", "checkpoint_interval_steps"),
+        ("eval_steps", "val_interval_steps"),
         ("zzz", None),
     ],
 )
@@ -509,6 +579,28 @@ def test_unknown_options_are_refused_with_the_nearest_name(
     assert problem.message == f"there is no option {key}"
     assert problem.hint is not None
     assert (f"Did you mean {near}?" if near else "%train options") in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("per_device_train_batch_size", "batch_size counts the groups of an update, group_size"),
+        ("gradient_accumulation_steps", "batch_size groups make one update"),
+        ("num_train_epochs", "num_steps counts updates"),
+        ("max_prompt_length", "Prompts are never cut"),
+        ("vllm_mode", "sampler: vllm"),
+        ("warmup_ratio", "lr_warmup_steps counts steps"),
+        ("lr_scheduler_type", "lr_hold_steps and falls along a cosine to lr_min_ratio"),
+        ("logging_steps", "Every step is recorded"),
+    ],
+)
+def test_names_of_elsewhere_without_a_counterpart_are_explained(
+    key: str, told: str, world: World
+) -> None:
+    problem = the(world.problems({key: 1}))
+    assert problem.message == f"there is no option {key}"
+    assert problem.hint is not None
+    assert told in problem.hint
 
 
 def test_misspelt_keys_are_refused_all_in_one_pass_with_their_places(world: World) -> None:

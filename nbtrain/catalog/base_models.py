@@ -24,9 +24,9 @@ from nbtrain.catalog.folders import read_folder
 from nbtrain.catalog.gguf_files import read_header
 from nbtrain.catalog.repositories import cached_files, is_repository, read_repository
 from nbtrain.catalog.sizes import model_sizes
-from nbtrain.catalog.thinking import template_in, thinking
+from nbtrain.catalog.thinking import template_kind, templates_in, thinking
 from nbtrain.errors import NotFound, Problem, Refused
-from nbtrain.plan.registry import ModelSizes
+from nbtrain.plan.registry import ModelSizes, Template
 
 __all__ = ["EMBEDDED", "BaseModel", "check_model_name", "embedded_folder", "read_base_model"]
 
@@ -43,7 +43,8 @@ class BaseModel:
     ``max_context`` counts the tokens of prompt and reply together; ``parameters`` is ``None``
     where no header states it. ``fingerprint`` changes with configuration, weights, tokenizer,
     chat template and generation settings. ``sampler`` is what decodes it without further
-    packages, ``thinking`` the levels of ``reasoning_effort`` that its chat template has.
+    packages, ``thinking`` the levels of ``reasoning_effort`` that its chat template has,
+    ``template`` what that can do (``None``: cannot be told).
     """
 
     slug: str
@@ -56,6 +57,7 @@ class BaseModel:
     architecture: str
     sampler: Literal["ragged", "generate"] = "ragged"
     thinking: tuple[str, ...] = ()
+    template: Template | None = None
     sizes: ModelSizes = field(default_factory=ModelSizes)
 
     def __post_init__(self) -> None:
@@ -123,6 +125,7 @@ def check_model_name(name: str) -> None:
 def _folder(path: Path, slug: str, kind: Kind, digests: FileDigests) -> BaseModel:
     contents = read_folder(path, slug)
     _accept(contents.config, contents.problems, slug)
+    templates = templates_in({file.name: file for file in contents.beside})
     weights = {file.name: digests.sha256(file) for file in contents.weights}
     beside = {file.name: digests.sha256(file) for file in contents.beside}
     return BaseModel(
@@ -135,7 +138,8 @@ def _folder(path: Path, slug: str, kind: Kind, digests: FileDigests) -> BaseMode
         parameters=contents.parameters,
         architecture=model_kind(contents.config),
         sampler=sampler_kind(contents.config),
-        thinking=_levels(contents.config, template_in({f.name: f for f in contents.beside})),
+        thinking=_levels(contents.config, templates),
+        template=template_kind(templates),
         sizes=model_sizes(contents.config),
     )
 
@@ -144,6 +148,8 @@ def _gguf(path: Path, slug: str, digests: FileDigests) -> BaseModel:
     header = read_header(path)
     config = header.config()
     _accept(config, (), slug)
+    stated = header.keys.get("tokenizer.chat_template")
+    templates = {"default": stated} if isinstance(stated, str) else {}
     return BaseModel(
         slug=slug,
         kind="gguf",
@@ -154,7 +160,8 @@ def _gguf(path: Path, slug: str, digests: FileDigests) -> BaseModel:
         parameters=header.parameters,
         architecture=header.architecture,
         sampler=sampler_kind(config),
-        thinking=_levels(config, header.keys.get("tokenizer.chat_template")),
+        thinking=_levels(config, templates),
+        template=template_kind(templates),
         sizes=model_sizes(config),
     )
 
@@ -162,6 +169,7 @@ def _gguf(path: Path, slug: str, digests: FileDigests) -> BaseModel:
 def _repository(ref: str, slug: str, digests: FileDigests) -> BaseModel:
     contents = read_repository(ref, digests)
     _accept(contents.config, contents.problems, slug)
+    templates = templates_in(cached_files(contents.location))
     return BaseModel(
         slug=slug,
         kind="repository",
@@ -172,13 +180,14 @@ def _repository(ref: str, slug: str, digests: FileDigests) -> BaseModel:
         parameters=contents.parameters,
         architecture=model_kind(contents.config),
         sampler=sampler_kind(contents.config),
-        thinking=_levels(contents.config, template_in(cached_files(contents.location))),
+        thinking=_levels(contents.config, templates),
+        template=template_kind(templates),
         sizes=model_sizes(contents.config),
     )
 
 
-def _levels(config: Mapping[str, Any], template: str | None) -> tuple[str, ...]:
-    return thinking(template, model_kind(config)).levels
+def _levels(config: Mapping[str, Any], templates: Mapping[str, str] | None) -> tuple[str, ...]:
+    return thinking((templates or {}).get("default"), model_kind(config)).levels
 
 
 def _accept(config: Mapping[str, Any], found: tuple[Problem, ...], slug: str) -> None:

@@ -15,8 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.plan.defaults import EFFORTS
+from nbtrain.plan.registry import Template
 
-__all__ = ["Thinking", "template_arguments", "template_in", "thinking"]
+__all__ = [
+    "Thinking",
+    "template_arguments",
+    "template_in",
+    "template_kind",
+    "templates_in",
+    "thinking",
+]
 
 _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
@@ -106,9 +114,19 @@ def template_arguments(
 
 def template_in(files: Mapping[str, Path]) -> str | None:
     """The chat template among a model's files (by name), as transformers picks it, or ``None``."""
+    return (templates_in(files) or {}).get("default")
+
+
+def templates_in(files: Mapping[str, Path]) -> dict[str, str] | None:
+    """The chat templates among a model's files, by name; the usual one is ``default``.
+
+    ``None`` where the files do not tell whether there are any.
+    """
     alone = files.get("chat_template.jinja")
     if alone is not None and alone.is_file():
-        return alone.read_text("utf-8")
+        found = {"default": alone.read_text("utf-8")}
+        further = alone.parent / "additional_chat_templates"
+        return {**{path.stem: path.read_text("utf-8") for path in further.glob("*.jinja")}, **found}
     beside = files.get("tokenizer_config.json")
     if beside is None or not beside.is_file():
         return None
@@ -118,8 +136,30 @@ def template_in(files: Mapping[str, Path]) -> str | None:
         return None
     if isinstance(stated, list):  # several, each with its name
         named = {each.get("name"): each.get("template") for each in stated}
-        stated = named.get("default")
-    return stated if isinstance(stated, str) else None
+    else:
+        named = {"default": stated}
+    return {name: text for name, text in named.items() if isinstance(text, str)}
+
+
+def template_kind(templates: Mapping[str, str] | None) -> Template | None:
+    """What the chat templates can do; ``None`` where they are not known or cannot be read.
+
+    With tools transformers picks the one called ``tool_use``, where there is one.
+    """
+    if templates is None:
+        return None
+    picked = templates.get("tool_use") or templates.get("default")
+    if not picked:
+        return None if templates else "none"
+    if "tools" not in picked:
+        return "plain"
+    from jinja2 import TemplateError, meta
+
+    try:
+        free = meta.find_undeclared_variables(_environment().parse(picked))
+    except TemplateError:
+        return None
+    return "tools" if "tools" in free else "plain"
 
 
 def _environment() -> Any:

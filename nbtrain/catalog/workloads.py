@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nbtrain.catalog.base_models import BaseModel
 from nbtrain.catalog.rows import PROMPT, Row, read_rows
@@ -37,6 +37,7 @@ class WorkloadSpec:
     ``held_out`` is the fraction to split off, or ``None`` when ``held_out_rows`` states the
     held-out tasks. ``rewards`` are the packed functions, ``reward_identity`` what they hash to;
     ``environment`` and ``environment_identity`` likewise, ``None`` where there is none.
+    ``environment_form`` is ``tools`` or ``step``, ``None`` where that shows only when it runs.
     """
 
     workload_id: str
@@ -50,6 +51,7 @@ class WorkloadSpec:
     raw: bool
     environment: bytes | None = field(default=None, repr=False)
     environment_identity: dict[str, Any] | None = field(default=None, repr=False)
+    environment_form: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,14 @@ class Workload:
         return None if found is None else dict(found)
 
     @property
+    def environment_form(self) -> Literal["tools", "step", "unknown"] | None:
+        """How the environment is talked to; ``None`` without one."""
+        if self.environment_identity is None:
+            return None
+        form: Literal["tools", "step", "unknown"] = self._about.get("environment_form") or "unknown"
+        return form
+
+    @property
     def environment_path(self) -> Path | None:
         """The file that holds the packed environment; ``None`` where there is none."""
         return None if self.environment_identity is None else self.folder / "environment.pkl"
@@ -183,6 +193,7 @@ def build_workload(
     raw: bool = False,
     environment: bytes | None = None,
     environment_identity: Mapping[str, Any] | None = None,
+    environment_form: str | None = None,
 ) -> WorkloadSpec:
     """Check everything and compute the content hash.
 
@@ -218,6 +229,7 @@ def build_workload(
         raw=raw,
         environment=environment,
         environment_identity=about,
+        environment_form=environment_form,
     )
 
 
@@ -297,6 +309,7 @@ def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
         "columns": [name for name in spec.rows[0] if name != PROMPT],
         "rewards": list(spec.reward_identity),
         "environment": spec.environment_identity,
+        "environment_form": spec.environment_form,
         "splits": _splits(spec),
     }
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

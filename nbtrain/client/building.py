@@ -43,6 +43,7 @@ def build(
             raw=raw,
             environment=packed_environment,
             environment_identity=environment_identity,
+            environment_form=contract.form if contract else None,
         )
     except Refused as error:
         raise Refused([*problems, *error.problems]) from None

@@ -34,7 +34,8 @@ _SHARE = 0.05  # of a core that pictures may take: one that cost 0.1 s is follow
 _LONGEST_WITHOUT = 5.0  # seconds; the first picture also pays for loading matplotlib
 _DIAGNOSED = 10.0  # seconds between two diagnoses
 _FEW_STEPS = 3  # that say nothing yet
-_SAID = frozenset(("failed", "unresponsive", "no weight changed", "ungraded"))
+_SAID = frozenset(("failed", "unresponsive", "no weight changed", "ungraded", "environment errors"))
+_BUDGETS = ("max_total_", "max_wall_clock_")
 _LOOK_BACK = 8  # keys of steps
 _NEWEST = 512  # trajectories among which the most frequent error is looked for
 _COUNTED = {
@@ -78,6 +79,8 @@ class Glance:
         self._saved: tuple[int, int | None] | None = None
         self._checkpoints: list[StoredCheckpoint] = []
         self._attempted = 0
+        self._cut = 0
+        self._cut_cursor = 0
         self._error: str | None = None
 
     def refresh(self) -> RunSummary:
@@ -122,7 +125,10 @@ class Glance:
             self._round_cursor = rounds[-1]["id"]
         if row.graded_trajectories < row.attempted_trajectories != self._attempted:
             self._attempted = row.attempted_trajectories
-            self._error = frequent_error(store, row) or self._error
+            last, error = newest_error(store, row)
+            self._error = error or self._error
+            self._cut += store.cut_count(row.key, self._cut_cursor, last)
+            self._cut_cursor = last
 
     def _summary(self, row: StoredRun, seen: Liveness) -> RunSummary:
         # what a run saved changes with a save; what else changes is read anew when it is over
@@ -146,13 +152,14 @@ class Glance:
             updates_applied=row.updates_applied,
             attempted=row.attempted_trajectories,
             graded=row.graded_trajectories,
+            cut=self._cut,
             ungraded_error=self._error,
             output_tokens=row.output_tokens,
             created_at=row.created_at,
             started_at=row.started_at,
             ended_at=row.ended_at,
             failure=row.failure,
-            ended=row.ended,
+            ended=self._ended(row),
             liveness=None if row.ended_for_good else seen.message,
             activity=None if row.ended_for_good else seen.activity,
             rewards=list(self._rewards.values()),
@@ -184,6 +191,13 @@ class Glance:
             self._diagnosed = state
             self._next_look = time.monotonic() + _DIAGNOSED
         return self._problem
+
+    def _ended(self, row: StoredRun) -> str | None:
+        """Why the run ended early; with a used-up budget also how to go on."""
+        if not row.ended or not row.ended.startswith(_BUDGETS) or not self._checkpoints:
+            return row.ended
+        last = max(self._checkpoints, key=lambda checkpoint: checkpoint.step)
+        return f"{row.ended}; go on with: %%train --from {last.short_id}"
 
     def _told(self, row: StoredRun) -> list[str]:
         if self._notes is None:
@@ -241,13 +255,28 @@ def _figure(summary: RunSummary) -> Any:
     )
 
 
-def frequent_error(store: Store, row: StoredRun) -> str | None:
-    """The most frequent error among the newest trajectories that were not graded."""
+def newest_error(store: Store, row: StoredRun) -> tuple[int, str | None]:
+    """The newest trajectory's key, and an error of the kind that is the most frequent among the
+    newest ones that ended without a grade.
+    """
+    from nbtrain.client.diagnosis.errors import alike
+
     newest = store.trajectories(
-        row.key, split="train", limit=_NEWEST, newest=True, columns=("reward", "error")
+        row.key,
+        split="train",
+        limit=_NEWEST,
+        newest=True,
+        columns=("id", "status", "reward", "error"),
     )
-    errors = Counter(t["error"] for t in newest if t["reward"] is None and t["error"])
-    return max(errors, key=lambda error: errors[error]) if errors else None
+    errors = [
+        t["error"]
+        for t in newest
+        if t["reward"] is None and t["error"] and t["status"] != "aborted"
+    ]
+    kinds = Counter(map(alike, errors))
+    most = max(kinds, key=lambda kind: kinds[kind], default=None)
+    last = newest[-1]["id"] if newest else 0
+    return last, next((error for error in errors if alike(error) == most), None)
 
 
 def run_notes(store: Store, row: StoredRun) -> list[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.machine import free_bytes
+from nbtrain.errors import NotFound
 from nbtrain.plan.memory import ranks_of
-from nbtrain.plan.preflight import Estimate, Measured, estimate
+from nbtrain.plan.preflight import Estimate, estimate
+from nbtrain.plan.rates import Measured, Rate
 
 if TYPE_CHECKING:
     from nbtrain.client.parts import Parts
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["earlier_runs", "estimate_here"]
 
-_LOOK_AT, _USE = 50, 5  # newest runs of the store, and of those that count
+_LOOK_AT, _USE = 100, 5  # newest runs of the store, and of those that count
 
 
 def estimate_here(parts: Parts, plan: ResolvedPlan) -> Estimate:
@@ -30,36 +33,75 @@ def estimate_here(parts: Parts, plan: ResolvedPlan) -> Estimate:
     return estimate(
         plan,
         registry.base_model(plan.base_model.slug),
-        measured=earlier_runs(parts.store, plan.base_model.fingerprint),
+        measured=earlier_runs(parts, plan),
         free_bytes=free,
         turns=workload.environment_identity is not None,
     )
 
 
-def earlier_runs(store: Store, fingerprint: str) -> Measured | None:
-    """Averages over the newest runs of this base model that trained on this machine and ended.
+def earlier_runs(parts: Parts, plan: ResolvedPlan) -> Measured | None:
+    """Rates of the newest runs that trained the plan's base model on this machine and ended.
 
-    ``None`` without any. Time is what passed from the first step's sampling to the end,
-    validation and saving included.
+    Those with the plan's workload, sampler and ranks where there are any, else all whose
+    trajectories have one turn or several as the plan's have. ``None`` without any. Time is what
+    passed from the first step's sampling to the end, validation and saving included.
     """
-    seconds = sampled = tokens = trained = used = 0.0
-    found = 0
-    for row in store.runs(_LOOK_AT):
-        settings = row.resolved.get("settings", {})
-        steps = row.completed_steps - row.start_step
-        if found == _USE or not _counts(store, row, fingerprint) or steps < 1:
+    same: list[Rate] = []
+    others: list[Rate] = []
+    turns = _Turns(parts)
+    for row in parts.store.runs(_LOOK_AT):
+        if len(same) == _USE:
+            break
+        if not _counts(parts.store, row, plan.base_model.fingerprint):
             continue
-        rounds = store.validation_rounds(row.key)
-        held_out = sum(each["completed_samples"] or 0 for each in rounds)
-        found += 1
-        seconds += (row.ended_at or 0.0) - (row.started_at or 0.0)
-        sampled += row.attempted_trajectories + held_out
-        tokens += row.output_tokens
-        trained += row.attempted_trajectories
-        used += steps * settings["batch_size"]["value"] * settings["group_size"]["value"]
-    if not trained:
+        alike = _conditions(row.resolved) == _conditions(plan.to_json())
+        if not alike and (same or len(others) == _USE):
+            continue
+        if not alike and turns.of(row.workload_id) != turns.of(plan.workload.workload_id):
+            continue
+        rate = _rate(parts.store, row)
+        if rate is not None:
+            (same if alike else others).append(rate)
+    found = same or others
+    return Measured(tuple(found), same_workload=bool(same)) if found else None
+
+
+class _Turns:
+    """Whether a workload's trajectories have several turns; ``None`` for one that is gone."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._known: dict[str, bool | None] = {}
+
+    def of(self, workload_id: str) -> bool | None:
+        if workload_id not in self._known:
+            try:
+                found = self._parts.catalog.workload(workload_id).environment_identity
+                self._known[workload_id] = found is not None
+            except NotFound:
+                self._known[workload_id] = None
+        return self._known[workload_id]
+
+
+def _conditions(resolved: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Workload, sampler and ranks of a resolved plan; older ones name neither of the last two."""
+    settings = resolved["settings"]
+    sampler, gpus = (settings.get(name, {}).get("value") for name in ("sampler", "gpus"))
+    return resolved["workload"]["workload_id"], sampler, gpus or 1
+
+
+def _rate(store: Store, row: StoredRun) -> Rate | None:
+    settings = row.resolved["settings"]
+    steps = row.completed_steps - row.start_step
+    trained = row.attempted_trajectories
+    if steps < 1 or not trained:
         return None
-    return Measured(found, tokens / trained, seconds / sampled, max(1.0, trained / used))
+    held_out = sum(each["completed_samples"] or 0 for each in store.validation_rounds(row.key))
+    used = steps * settings["batch_size"]["value"] * settings["group_size"]["value"]
+    seconds = (row.ended_at or 0.0) - (row.started_at or 0.0)
+    return Rate(
+        row.output_tokens / trained, seconds / (trained + held_out), max(1.0, trained / used)
+    )
 
 
 def _counts(store: Store, row: StoredRun, fingerprint: str) -> bool:

@@ -254,11 +254,12 @@ class Run(NotYet):
     def log(self) -> str:
         """The ends of the job's logs, one after the other: at most 64 KiB of each file.
 
-        A line before each names the file and says how much of it is left off.
+        A line before each names the file and says how much of it is left off. A notebook shows
+        it line by line, without progress bars.
         """
-        logs = self.folder / "logs"
-        parts = [_tail(path) for path in sorted(logs.glob("*.log"))] if logs.is_dir() else []
-        return "\n".join(part for part in parts if part)
+        from nbtrain.client.logs import read_logs
+
+        return read_logs(self.folder / "logs")
 
     def checkpoint_list(self) -> list[Checkpoint]:
         """The committed checkpoints as objects, by step."""
@@ -393,12 +394,3 @@ def _as_row(row: StoredRun) -> dict[str, Any]:
         "workload": row.workload_name or row.workload_id[:12],
     }
     return {name: told.get(name) or getattr(row, name) for name in RUN_COLUMNS}
-
-
-def _tail(path: Path) -> str:
-    from nbtrain.jobs.exits import tail
-
-    text, left_off = tail(path)
-    if left_off:
-        return f"== {path.name}: the first {left_off:,} bytes are left off ==\n{text}"
-    return f"== {path.name} ==\n{text}" if text else ""

@@ -13,8 +13,8 @@ from nbtrain.client.records import Checkpoint, HeldOutPoint, Progress, RewardPoi
 from nbtrain.client.refusals import refuse
 from nbtrain.client.resolved import ResolvedView
 from nbtrain.client.run import RUN_COLUMNS, Run, RunListing
-from nbtrain.errors import Refused
-from nbtrain.plan.fields import as_python, plain
+from nbtrain.errors import PlanRefused, Problem, Refused
+from nbtrain.plan.fields import as_python, describe, plain
 from nbtrain.plan.listing import ModelOptions
 from nbtrain.plan.resolved import ResolvedPlan
 
@@ -84,13 +84,17 @@ class Training:
         display_name: str | None = None,
         algorithm: str | None = None,
         load_weights_only: bool | None = None,
+        **also: Any,
     ) -> ResolvedView:
         """The plan that these options make; nothing is started or stored.
 
+        ``workload=`` says the same as ``bench_id=``, ``model=`` and ``base_model=`` the same as
+        ``base_model_slug=``, here and in :meth:`estimate`, :meth:`create` and :meth:`start`.
         Raises :class:`PlanRefused` with every problem at once.
         """
         from nbtrain.plan.resolve import resolve
 
+        bench_id, base_model_slug = translated(bench_id, base_model_slug, also)
         if descriptor is not None:
             refuse("a descriptor", "state options=… and bench_id=… instead")
         plan = resolve(
@@ -126,6 +130,7 @@ class Training:
         display_name: str | None = None,
         algorithm: str | None = None,
         load_weights_only: bool | None = None,
+        **also: Any,
     ) -> Estimate:
         """What such a run would take: trajectories, tokens, validation, memory and time.
 
@@ -141,6 +146,7 @@ class Training:
             display_name=display_name,
             algorithm=algorithm,
             load_weights_only=load_weights_only,
+            **also,
         ).estimate
 
     def estimate_of(self, run: RunRef) -> Estimate:
@@ -166,6 +172,7 @@ class Training:
         options: Mapping[str, Any] | None = None,
         parent_checkpoint_id: object = None,
         display_name: str | None = None,
+        **also: Any,
     ) -> Run:
         """Start a new run in the background and return it at once.
 
@@ -179,6 +186,7 @@ class Training:
             base_model_slug=base_model_slug,
             parent_checkpoint_id=parent_checkpoint_id,
             display_name=display_name,
+            **also,
         )
         return self.launch(view)
 
@@ -191,6 +199,7 @@ class Training:
         base_model_slug: object = None,
         parent_checkpoint_id: object = None,
         display_name: str | None = None,
+        **also: Any,
     ) -> Run:
         """The same as :meth:`create`; the run's ``config_hash`` and ``earlier_runs`` tell whether
         this recipe was trained before.
@@ -203,6 +212,7 @@ class Training:
             options=options,
             parent_checkpoint_id=parent_checkpoint_id,
             display_name=display_name,
+            **also,
         )
 
     def launch(self, view: ResolvedView, *, text: str | None = None) -> Run:
@@ -237,6 +247,42 @@ class Training:
         if newest and same_plan(ResolvedPlan.from_json(newest[0].resolved), view.plan):
             return Run(self._parts.store, newest[0])
         return None
+
+
+_ALIASES = {"workload": "bench_id", "model": "base_model_slug", "base_model": "base_model_slug"}
+
+
+def translated(
+    bench_id: object, base_model_slug: object, also: Mapping[str, Any]
+) -> tuple[object, object]:
+    """Workload and base model, of which either may be stated under another name in ``also``.
+
+    Raises :class:`PlanRefused` for one that is stated twice, and for options among the arguments;
+    ``TypeError`` for any other argument.
+    """
+    from nbtrain.plan.options import OPTIONS
+    from nbtrain.plan.statements import nearest
+
+    said = {"bench_id": bench_id, "base_model_slug": base_model_slug}
+    problems: list[Problem] = []
+    for name, value in also.items():
+        meant = _ALIASES.get(name)
+        if meant is not None:
+            if said[meant] is not None and value is not None:
+                message = f"{name} is another name of {meant}, and both are stated"
+                problems.append(Problem(name, message, describe(value), hint="State it once"))
+            said[meant] = value if said[meant] is None else said[meant]
+        elif name in OPTIONS:
+            message = f"{name} is an option: options are stated together"
+            hint = f'Write options={{"{name}": {as_python(value)!r}, …}}'
+            problems.append(Problem(name, message, plain(value), hint=hint))
+        else:
+            near = nearest(name)
+            msg = f"unexpected argument {name!r}" + (f", did you mean {near!r}?" if near else "")
+            raise TypeError(msg)
+    if problems:
+        raise PlanRefused(problems)
+    return said["bench_id"], said["base_model_slug"]
 
 
 def as_given(options: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

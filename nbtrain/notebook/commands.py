@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import Run, default_client
-from nbtrain.errors import Problem, Refused
+from nbtrain.errors import NotFound, Problem, Refused
 from nbtrain.notebook import live
 from nbtrain.notebook.cell import CellText, value_of
 from nbtrain.notebook.flags import NOT_YET
@@ -51,13 +51,24 @@ def run_command(shell: Any, text: CellText) -> Any:
         if name not in known
     ]
     if not least <= len(rest) <= most:
-        needed = "a run: a name, an id or a prefix" if least else "no more words"
+        needed = "a run: a name, an id or a prefix"
+        if not least and word.text not in _OF_A_RUN:
+            needed = "no more words"
         told = f"%train {word.text} takes {needed}, found {len(rest)} words"
         problems.append(Problem("line", told, where=(rest[-1] if rest else word).where))
     values = [_reference(item, names, problems) for item in rest]
     if problems:
         raise wrong_line(text, problems)
-    return command(shell, values, bare)
+    if not values and word.text in _OF_A_RUN:
+        values = [_run_at_hand(names)]
+    try:
+        return command(shell, values, bare)
+    except NotFound as error:
+        for value in values:
+            if isinstance(value, str) and isinstance(names.get(value), Run):
+                msg = f"{error}; the variable {value} holds a run: %train {word.text} ${value}"
+                raise NotFound(msg) from None
+        raise
 
 
 def wrong_line(text: CellText, problems: list[Problem]) -> CellRefused:
@@ -74,6 +85,20 @@ def _reference(word: Word, names: Names, problems: list[Problem]) -> Any:
         told = "_ is no run: it is the value of the last cell that had one"
         problems.append(Problem("line", told, found="_", where=word.where))
     return last
+
+
+def _run_at_hand(names: Names) -> Run:
+    """The run of a command that names none: ``_``, else the newest; it says which."""
+    last = names.get("_")
+    if isinstance(last, Run):
+        print(f"{last.title}, the last cell's")
+        return last
+    newest = default_client().training.runs.list(1).items
+    if not newest:
+        msg = "there is no run yet: a cell that begins with %%train starts one"
+        raise NotFound(msg)
+    print(f"{newest[0].title}, the newest")
+    return newest[0]
 
 
 def _unknown(word: Word) -> Problem:
@@ -96,13 +121,13 @@ def _list(_: Any, __: list[Any], line: ParsedLine) -> Any:
 
 
 def _for_reading(table: pd.DataFrame, first: tuple[str, ...]) -> pd.DataFrame:
-    """The table with ``first`` in front, ids cut to prefixes, and nothing for a missing name."""
+    """The table with ``first`` in front, and ids cut to prefixes, which also stand for names."""
     rest = [name for name in table.columns if name not in first]
     table = table[[*first, *rest]].copy()
     for name in table.columns.intersection(["run_id", "checkpoint_id", "config_hash"]):
         table[name] = table[name].astype(object).str[:12]
     for name in table.columns.intersection(["name"]):
-        table[name] = table[name].astype(object).fillna("")
+        table[name] = table[name].astype(object).fillna(table["run_id"])
     return table
 
 
@@ -186,17 +211,20 @@ _TIMEOUT = Flag("--timeout", "SECONDS", "how long to wait at most")
 _MODE = Flag("--mode", "MODE", "training or evaluation")
 _ALL_FLAGS = (_LIMIT, _TIMEOUT, _MODE)
 
+_OF_A_RUN = frozenset(("show", "watch", "wait", "checkpoints", "diagnose", "estimate"))
+"""Commands that without a run take the one at hand."""
+
 _Command = Callable[[Any, list[Any], ParsedLine], Any]
 # name: (its flags, fewest and most words behind it, what it does)
 _COMMANDS: dict[str, tuple[tuple[Flag, ...], int, int, _Command]] = {
     "list": ((_LIMIT,), 0, 0, _list),
-    "show": ((), 1, 1, _show),
-    "watch": ((), 1, 1, _watch),
-    "wait": ((_TIMEOUT,), 1, 1, _wait),
+    "show": ((), 0, 1, _show),
+    "watch": ((), 0, 1, _watch),
+    "wait": ((_TIMEOUT,), 0, 1, _wait),
     "cancel": ((), 1, 1, _cancel),
-    "checkpoints": ((), 1, 1, _checkpoints),
-    "diagnose": ((), 1, 1, _diagnose),
-    "estimate": ((), 1, 1, _estimate),
+    "checkpoints": ((), 0, 1, _checkpoints),
+    "diagnose": ((), 0, 1, _diagnose),
+    "estimate": ((), 0, 1, _estimate),
     "options": ((_MODE,), 0, 1, _options),
     "help": ((), 0, 0, _help),
 }

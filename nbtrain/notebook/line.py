@@ -156,7 +156,7 @@ def parse(
             told = f"{name} is not built yet in this version ({later[name]})"
             parsed.problems.append(Problem(name, told, where=word.where))
         elif name not in known:
-            parsed.problems.append(_unknown(word, [*known, *later]))
+            parsed.problems.append(_unknown(word, list(known), list(later)))
         elif known[name].metavar is None:
             _switch(parsed, word)
         else:
@@ -190,9 +190,9 @@ def _value(parsed: ParsedLine, word: Word, flag: Flag, queue: list[Word]) -> Non
     parsed.values[flag.name] = given
 
 
-def _unknown(word: Word, known: list[str]) -> Problem:
+def _unknown(word: Word, known: list[str], later: list[str]) -> Problem:
     name = word.flag or word.text
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, [*known, *later], n=1)
     told = f"unknown flag {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
     allowed = None if near else ", ".join(known)
     return Problem(name, told, found=name, allowed=allowed, where=word.where)

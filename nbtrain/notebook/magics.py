@@ -127,7 +127,8 @@ class TrainMagics(Magics):  # type: ignore[misc]
                                              tells it of a plan that is not started
             %train help                      this text
 
-        RUN is a name (its newest run), an id, a prefix of an id, ``$name`` of a Run, or ``_``. A
+        RUN is a name (its newest run), an id, a prefix of an id, ``$name`` of a Run, or ``_``;
+        without it (but for cancel) ``_`` is meant where that is a run, else the newest one. A
         run is started by a cell that begins with ``%%train``; ``%%train?`` shows its help. In
         Python, ``nbtrain.attach(RUN)`` is the run: ``.texts()`` shows what the model wrote,
         ``.rewards``, ``.checkpoints`` and ``.trajectories`` are its tables.

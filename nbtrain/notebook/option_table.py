@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.plan.fields import show, span
+from nbtrain.plan.fields import show
 from nbtrain.plan.listing import OptionInfo
 from nbtrain.plan.options import OPTIONS
 
@@ -19,7 +19,6 @@ __all__ = ["OptionTable"]
 
 _HEADS = ("option", "default", "allowed", "what it does")
 _WIDTH = 100
-_NO_BOUND = 10**12  # a bound that only keeps numbers within what the store can hold
 _CELL = "text-align:left;vertical-align:top;padding:1px 10px 1px 0"
 _GROUP = f"{_CELL};padding-top:8px;font-weight:bold"
 
@@ -85,7 +84,4 @@ def _line(info: OptionInfo, model: Any, mode: str) -> _Line:
     if info.default_kind == "computed":
         other = option.evaluation_default if mode == "evaluation" else ""
         default = f"computed: {other or option.computed}"
-    allowed = option.allowed(model)
-    if info.max is not None and info.max >= _NO_BOUND:
-        allowed = span(info.min, None) + (", or null" if option.nullable else "")
-    return _Line(info.name, default, allowed, option.help)
+    return _Line(info.name, default, option.allowed(model), option.help)

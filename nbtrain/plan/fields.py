@@ -25,6 +25,8 @@ _NEEDS = {
     "boolean": "true or false",
     "text": "text",
 }
+NO_BOUND = 10**12
+"""A bound from here on only keeps numbers within what the store can hold."""
 _NO_WORDS = {"no", "off", "n", "false", ""}
 _YES_WORDS = {"yes", "on", "y", "true"}
 
@@ -83,13 +85,18 @@ class Option:
         """The choices with a base model, or all for ``None``; ``None`` where any text goes."""
         return self.choices if self.choices_of is None or model is None else self.choices_of(model)
 
-    def allowed(self, model: BaseModelInfo | None = None) -> str:
-        """What may be stated, in words: ``1 to 100,000``, ``gspo or grpo``, ``true or false``."""
+    def allowed(self, model: BaseModelInfo | None = None, *, technical: bool = False) -> str:
+        """What may be stated, in words: ``1 to 100,000``, ``gspo or grpo``, ``true or false``.
+
+        An upper bound that is only ``technical`` is left out unless asked for.
+        """
         choices = self.offered(model)
         if choices is not None:
             text = " or ".join(choices)
         elif self.min is not None or self.max is not None:
-            text = span(self.min, self.upper(model), above=self.above_min)
+            high = self.upper(model)
+            told = technical or self.min is None or high is None or high < NO_BOUND
+            text = span(self.min, high if told else None, above=self.above_min)
         else:
             text = _NEEDS[self.type]
         if not self.nullable and not self.compute:
@@ -115,7 +122,7 @@ def show(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        return f"{value:,}" if abs(value) < 10**12 else "a whole number of many digits"
+        return f"{value:,}" if abs(value) <= NO_BOUND else "a whole number of many digits"
     if isinstance(value, float):
         return re.sub(r"e([-+])0(\d)", r"e\1\2", repr(value)).replace(".0e", "e")
     return str(value)
@@ -159,13 +166,12 @@ def check(
     Strict: booleans are booleans, whole numbers are whole (``8.0`` is 8; ``8.5``, ``true`` and
     ``"8"`` are refused), numbers are finite. Null passes where the option takes it.
     """
-    value = as_python(value)
+    value, too_high = as_python(value), False
 
     def refuse(message: str, hint: str | None) -> tuple[None, Problem]:
-        found = plain(value)
-        return None, Problem(
-            option.name, f"{option.name} {message}", found, option.allowed(model), where, hint
-        )
+        allowed = option.allowed(model, technical=too_high)
+        text = f"{option.name} {message}"
+        return None, Problem(option.name, text, plain(value), allowed, where, hint)
 
     if value is None:
         if option.nullable or option.compute:
@@ -188,8 +194,9 @@ def check(
     low = option.min is not None and (
         typed <= option.min if option.above_min else typed < option.min
     )
-    if low or (high is not None and typed > high):
-        bound = " (the context of the base model)" if high != option.max and typed > high else ""
+    too_high = high is not None and typed > high
+    if low or too_high:
+        bound = ", more than the base model's context" if high != option.max and not low else ""
         return refuse(f"is out of bounds: found {describe(value)}{bound}", option.hint)
     if option.complaint and (broken := option.complaint(typed)):
         return refuse(f"{broken}, found {describe(value)}", option.hint)

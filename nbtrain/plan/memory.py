@@ -6,12 +6,23 @@ import math
 from dataclasses import dataclass
 
 from nbtrain.errors import Problem
+from nbtrain.plan.defaults import validation_on
 from nbtrain.plan.fields import show
 from nbtrain.plan.registry import BaseModelInfo
 from nbtrain.plan.resolved import ResolvedPlan
 
-__all__ = ["MICRO_BATCH_TOKENS", "Memory", "memory_of", "memory_problem", "ranks_of", "size"]
+__all__ = [
+    "MICRO_BATCH_TOKENS",
+    "PROMPT_TOKENS",
+    "Memory",
+    "memory_of",
+    "memory_problem",
+    "ranks_of",
+    "size",
+]
 
+PROMPT_TOKENS = 512
+"""Length of a prompt that is assumed where nobody has counted."""
 MICRO_BATCH_TOKENS = 1024
 """Tokens of a micro-batch of the loss, unless one reply is longer."""
 WARN_SHARE, REFUSE_SHARE = 0.8, 1.2
@@ -26,10 +37,11 @@ class Memory:
 
     ``weights`` of the base model, twice with vLLM, which loads its own; ``adapter`` with its
     gradient, the optimizer's moments and the kept older versions; ``kv`` keys and values if
-    everything in flight were decoded at once, ``kv_one`` those of one trajectory; ``loss`` logits
-    and activations with the longest reply allowed, ``loss_least`` with replies that fit a usual
-    micro-batch. ``together`` says whether sampling goes on during an update, so that both are
-    held at once.
+    everything in flight were decoded at once, ``kv_one`` those of one trajectory, ``kv_reply``
+    those of one reply of ``reply_tokens`` without its prompt (0 where the model's cache may be
+    smaller than one that keeps every token); ``loss`` logits and activations with the longest
+    reply allowed, ``loss_least`` with replies that fit a usual micro-batch. ``together`` says
+    whether sampling goes on during an update, so that both are held at once.
     """
 
     weights: int
@@ -39,6 +51,8 @@ class Memory:
     loss: int
     loss_least: int
     together: bool
+    kv_reply: int = 0
+    reply_tokens: int = 0
 
     @property
     def certain(self) -> int:
@@ -73,7 +87,9 @@ def memory_of(
     stale = plan["max_staleness"]
     kept = stale + 1 if stale else 0
     context = min(model.max_context, longest + prompt_tokens)
-    kv_one = 2 * layers * keys * wide * context
+    kv_token = 2 * layers * keys * wide
+    kv_one = kv_token * context
+    reply = _longest_turn(plan, model.max_context)
     flights = plan["max_concurrent_trajectories"]
     if not stale:
         flights = min(flights, plan["batch_size"] * plan["group_size"])
@@ -92,7 +108,19 @@ def memory_of(
         loss=loss(max(usual, longest)),
         loss_least=loss(usual),
         together=stale > 0,
+        kv_reply=kv_token * reply if plan["sampler"] == "ragged" else 0,
+        reply_tokens=reply,
     )
+
+
+def _longest_turn(plan: ResolvedPlan, context: int) -> int:
+    """Tokens of the longest reply of training and of validation."""
+    prefixes = ("", "val_") if validation_on(plan.options) else ("",)
+    kinds = ("turn", "trajectory")
+    limits: list[list[int]] = [
+        [plan[f"{p}max_output_tokens_per_{kind}"] for kind in kinds] for p in prefixes
+    ]
+    return max(min(*each, context) for each in limits)
 
 
 def ranks_of(plan: ResolvedPlan) -> int:
@@ -100,14 +128,20 @@ def ranks_of(plan: ResolvedPlan) -> int:
     return int(plan.options.get("gpus", 1))
 
 
-def memory_problem(memory: Memory | None, free_bytes: int | None) -> Problem | str | None:
+def memory_problem(
+    memory: Memory | None, free_bytes: int | None, *, kv_bytes: int | None = None
+) -> Problem | str | None:
     """What a start check says of ``free_bytes``, a rank's share before the model is loaded.
 
-    A :class:`Problem` where even short replies need more than 120 % of it, a warning where the
-    longest ones would need more than 80 %, ``None`` where all is well or cannot be told.
+    ``kv_bytes`` is the sampler's part of it for keys and values, by default a third. A
+    :class:`Problem` where even short replies need more than 120 % of what is free, or where the
+    keys and values of one reply do not fit into that part; a warning where the longest replies
+    would need more than 80 %, or a whole trajectory not fit; ``None`` where all is well or cannot
+    be told.
     """
     if memory is None or not free_bytes:
         return None
+    share = free_bytes // _KV_SHARE if kv_bytes is None else kv_bytes
     told = (
         f"{size(memory.weights)} base model, {size(memory.adapter)} adapter and optimizer, "
         f"{size(memory.loss_least)} loss of a micro-batch"
@@ -119,8 +153,20 @@ def memory_problem(memory: Memory | None, free_bytes: int | None) -> Problem | s
         )
         hint = "Take a smaller base model, precision: bf16, or a lower lora_rank"
         return Problem("memory", message, memory.certain, f"at most {size(free_bytes)}", hint=hint)
+    if memory.kv_reply > share:
+        message = (
+            f"memory: keys and values of one reply of {show(memory.reply_tokens)} tokens take "
+            f"{size(memory.kv_reply)}, the sampler's share of memory is {size(share)}"
+        )
+        tokens = memory.reply_tokens * share // memory.kv_reply
+        hint = (
+            "Lower max_output_tokens_per_turn or max_output_tokens_per_trajectory (and those of "
+            f"validation) below {show(tokens)}"
+        )
+        return Problem("memory", message, memory.kv_reply, f"at most {size(share)}", hint=hint)
     peak = memory.peak(free_bytes)
-    if max(memory.certain, peak) <= WARN_SHARE * free_bytes:
+    fits = not memory.kv_reply or memory.kv_one <= share
+    if fits and max(memory.certain, peak) <= WARN_SHARE * free_bytes:
         return None
     return (
         f"memory: with the longest replies a rank needs about {size(max(peak, memory.certain))} of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbtrain.plan import defaults
-from nbtrain.plan.fields import Mode, Option
+from nbtrain.plan.fields import NO_BOUND, Mode, Option
 
 _EVERYWHERE: tuple[Mode, ...] = ("training", "evaluation")
 _MAX_STEPS = 1_000_000
@@ -220,7 +220,7 @@ _EXTENSIONS = (
            max=100_000, nullable=True, hashed="never", origin="extension"),
     *(
         Option(name, "integer", f"{text} after which the run ends, with a checkpoint; null is no "
-               "limit.", "budgets", min=1, max=10**12, nullable=True, hashed="never",
+               "limit.", "budgets", min=1, max=NO_BOUND, nullable=True, hashed="never",
                origin="extension")
         for name, text in (
             ("max_total_trajectories", "Trajectories"),

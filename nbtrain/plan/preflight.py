@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nbtrain.plan.defaults import budgets, validation_on
 from nbtrain.plan.fields import show
-from nbtrain.plan.memory import Memory, memory_of, memory_problem, ranks_of, size
+from nbtrain.plan.memory import (
+    PROMPT_TOKENS,
+    Memory,
+    memory_of,
+    memory_problem,
+    ranks_of,
+    size,
+)
+from nbtrain.plan.rates import Measured, Ranges, Spent
 from nbtrain.plan.registry import BaseModelInfo
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.rules import validation_rounds
 
-__all__ = ["Estimate", "Measured", "about", "duration", "estimate"]
+__all__ = ["Estimate", "about", "duration", "estimate", "longest_reply"]
 
-PROMPT_TOKENS = 512
-"""Length of a prompt that is assumed where nobody has counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What earlier runs of the same base model on this machine took, on average.
-
-    ``surplus`` are the trajectories sampled for one that a step used, at least 1.
-    """
-
-    runs: int
-    tokens_per_trajectory: float
-    seconds_per_trajectory: float
-    surplus: float = 1.0
+_UNKNOWN = "no earlier run of this model here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +32,12 @@ class Estimate:
     """What a run will take, as figures and as sentences.
 
     Trajectories of training are those that updates use; groups that teach nothing are sampled on
-    top. ``max_output_tokens`` is a bound; ``expected_output_tokens`` and ``seconds`` are ``None``
-    without earlier runs to go by, ``memory`` (bytes of one rank) where the model's headers tell
-    too little. ``ends_early`` are the budgets that would end the run before its last step.
+    top. ``max_output_tokens`` is a bound without those. What is expected goes by earlier runs and
+    is ``None`` without any: ``sampled`` counts every trajectory of training and validation, and
+    each of the three has a range (least, most) over those runs where none was of this workload.
+    ``memory`` (bytes of one rank) is ``None`` where the model's headers tell too little.
+    ``ends_early`` are the budgets that would end the run before its last step; what is told is
+    told up to there.
     """
 
     steps: int
@@ -52,6 +50,7 @@ class Estimate:
     trajectories_per_round: int
     validation_trajectories: int
     max_output_tokens: int
+    sampled: int | None
     expected_output_tokens: int | None
     seconds: float | None
     memory: Memory | None
@@ -59,6 +58,7 @@ class Estimate:
     measured: Measured | None
     ends_early: tuple[str, ...] = ()
     warnings: tuple[str, ...] = field(default=())
+    ranges: Ranges | None = None
 
     @property
     def all_trajectories(self) -> int:
@@ -81,10 +81,11 @@ class Estimate:
         if self.expected_output_tokens is None:
             parts.append(f"at most {show(about(self.max_output_tokens))} output tokens")
         else:
-            parts.append(f"about {show(about(self.expected_output_tokens))} output tokens")
+            parts.append(f"{self._expected_tokens} output tokens")
         if self.seconds is not None:
-            parts.append(f"about {duration(self.seconds)}")
-        return "expected: " + ", ".join(parts)
+            parts.append(self._expected_time)
+        known = f" ({self.measured.told})" if self.measured else ""
+        return "expected: " + ", ".join(parts) + known
 
     def sentences(self) -> list[str]:
         """What is known, a sentence each."""
@@ -98,6 +99,7 @@ class Estimate:
             f"{show(self.trajectories)} to train on, and more where groups teach nothing",
             f"up to {show(self.in_flight)} trajectories in flight, {stale}",
             self._of_validation(),
+            *self._of_sampling(),
             self._of_tokens(),
             self._of_memory(),
             self._of_time(),
@@ -114,11 +116,32 @@ class Estimate:
             f"(about {show(about(self.validation_trajectories))})"
         )
 
+    def _span(self, figure: str) -> tuple[float, float] | None:
+        span: tuple[float, float] | None = getattr(self.ranges, figure, None)
+        return span
+
+    def _of_sampling(self) -> list[str]:
+        if self.sampled is None or self.measured is None:
+            return []
+        told = _between(self.sampled, self._span("sampled"), _count)
+        return [f"{told} trajectories sampled in all, {self.measured.told}"]
+
+    @property
+    def _expected_tokens(self) -> str:
+        return _between(self.expected_output_tokens or 0, self._span("output_tokens"), _count)
+
+    @property
+    def _expected_time(self) -> str:
+        return _between(self.seconds or 0, self._span("seconds"), duration)
+
     def _of_tokens(self) -> str:
         most = f"at most {show(self.max_output_tokens)} output tokens"
-        if self.expected_output_tokens is None:
-            return most
-        return f"about {show(about(self.expected_output_tokens))} output tokens expected, {most}"
+        if self.expected_output_tokens is None or self.measured is None:
+            return f"{most}; how many is unknown: {_UNKNOWN}"
+        return (
+            f"{self._expected_tokens} output tokens, {self.measured.told}; {most} of those "
+            "trained on and validated"
+        )
 
     def _of_memory(self) -> str:
         memory, each = self.memory, " in each rank" if self.ranks > 1 else ""
@@ -134,9 +157,8 @@ class Estimate:
 
     def _of_time(self) -> str:
         if self.seconds is None or self.measured is None:
-            return "time unknown until the first step: no earlier run of this model here"
-        runs = "1 earlier run" if self.measured.runs == 1 else f"{self.measured.runs} earlier runs"
-        return f"about {duration(self.seconds)}, going by {runs} of this model on this machine"
+            return f"time unknown until the first step: {_UNKNOWN}"
+        return f"{self._expected_time}, {self.measured.told} on this machine"
 
     def __repr__(self) -> str:
         return "\n".join(["expected of this run", *(f"  {each}" for each in self.sentences())])
@@ -174,13 +196,18 @@ def estimate(
     concurrent = plan["max_concurrent_trajectories"]
     memory = memory_of(plan, model, longest=longest, prompt_tokens=prompt_tokens)
     told = memory_problem(memory, free_bytes)
+    spent = None if measured is None else Spent.by(measured.mean, train, held_out, longest)
+    early, share = _early(plan, spent or Spent(train + held_out), held_out)
+    if plan["max_total_output_tokens"] is not None:
+        tokens = min(tokens, plan["max_total_output_tokens"])
+    most = plan["max_total_trajectories"]
+    if most is not None and most < train + held_out:
+        longer = longest_reply(plan, model, turns=turns, prefix="val_") if held_out else 0
+        tokens = min(tokens, most * max(longest, longer))
     expected = seconds = None
-    if measured is not None:
-        sampled = train * measured.surplus + held_out
-        each = min(measured.tokens_per_trajectory, longest)
-        expected = round(sampled * each)
-        shorter = each / measured.tokens_per_trajectory if measured.tokens_per_trajectory else 1.0
-        seconds = sampled * measured.seconds_per_trajectory * shorter
+    if spent is not None:
+        spent = spent.times(share)
+        expected, seconds = round(spent.tokens or 0), spent.seconds
     return Estimate(
         steps=steps,
         trajectories_per_step=per_step,
@@ -192,13 +219,15 @@ def estimate(
         trajectories_per_round=per_round,
         validation_trajectories=held_out,
         max_output_tokens=tokens,
+        sampled=None if spent is None else round(spent.sampled),
         expected_output_tokens=expected,
         seconds=seconds,
         memory=memory,
         free_bytes=free_bytes,
         measured=measured,
-        ends_early=tuple(_early(plan, train, expected, seconds)),
+        ends_early=tuple(early),
         warnings=() if told is None else (told if isinstance(told, str) else str(told),),
+        ranges=_ranges(plan, measured, train, held_out, longest),
     )
 
 
@@ -227,22 +256,54 @@ def _validation(plan: ResolvedPlan) -> tuple[int, int]:
     return rounds, tasks * plan["val_trajectories_per_task"]
 
 
-def _early(
-    plan: ResolvedPlan, trajectories: int, tokens: int | None, seconds: float | None
-) -> list[str]:
-    """The budgets that are used up before the last step."""
+def _early(plan: ResolvedPlan, spent: Spent, held_out: int) -> tuple[list[str], float]:
+    """The budgets that are used up before the last step, and the share of the run until then."""
     wanted = {
-        "max_total_trajectories": trajectories,
-        "max_total_output_tokens": tokens,
-        "max_wall_clock_seconds": seconds,
+        "max_total_trajectories": spent.sampled,
+        "max_total_output_tokens": spent.tokens,
+        "max_wall_clock_seconds": spent.seconds,
     }
-    told = []
+    told, least = [], 1.0
     for name, count in wanted.items():
         limit = plan[name]
         if limit is not None and count is not None and count > limit:
             steps = int((plan.total_steps - plan.start_step) * limit / count)
-            told.append(f"{name} {show(limit)} ends the run early, after about {show(steps)} steps")
-    return told
+            counts = " (validation counts)" if held_out else ""
+            told.append(
+                f"{name} {show(limit)}{counts} ends the run early, after about {show(steps)} steps"
+            )
+            least = min(least, limit / count)
+    return told, least
+
+
+def _ranges(
+    plan: ResolvedPlan, measured: Measured | None, train: int, held_out: int, longest: int
+) -> Ranges | None:
+    """Least and most by the single runs; ``None`` where they were of this workload."""
+    if measured is None or measured.same_workload:
+        return None
+    each = [Spent.by(rate, train, held_out, longest) for rate in measured.rates]
+    each = [spent.times(_early(plan, spent, held_out)[1]) for spent in each]
+
+    def span(values: list[float]) -> tuple[float, float]:
+        return min(values), max(values)
+
+    return Ranges(
+        sampled=span([one.sampled for one in each]),
+        output_tokens=span([one.tokens or 0.0 for one in each]),
+        seconds=span([one.seconds or 0.0 for one in each]),
+    )
+
+
+def _between(mean: float, span: tuple[float, float] | None, shown: Callable[[float], str]) -> str:
+    """``about 75 s``, or ``1 min to 5 min`` where the span's ends differ as they are shown."""
+    if span is not None and shown(span[0]) != shown(span[1]):
+        return f"{shown(span[0])} to {shown(span[1])}"
+    return f"about {shown(mean)}"
+
+
+def _count(value: float) -> str:
+    return show(about(round(value)))
 
 
 def about(count: int) -> int:

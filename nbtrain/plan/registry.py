@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+Template = Literal["none", "plain", "tools"]
+"""What a chat template can do: there is none, it shows messages, it shows tools too."""
+
 
 @dataclass(frozen=True, slots=True)
 class MachineInfo:
@@ -58,6 +61,11 @@ class WorkloadInfo(Protocol):
     @property
     def reward_identity(self) -> Sequence[Mapping[str, Any]]:
         """One mapping for each reward term, its ``weight`` among them."""
+        ...
+
+    @property
+    def environment_form(self) -> Literal["tools", "step", "unknown"] | None:
+        """How its environment is talked to; ``None`` without one."""
         ...
 
     def split_info(self, *, validation: bool) -> SplitInfo:
@@ -138,6 +146,11 @@ class BaseModelInfo(Protocol):
     @property
     def thinking(self) -> tuple[str, ...]:
         """Levels of ``reasoning_effort`` that it has, the least thinking first; often none."""
+        ...
+
+    @property
+    def template(self) -> Template | None:
+        """What its chat template can do; ``None`` where that cannot be told."""
         ...
 
     @property

@@ -68,6 +68,7 @@ def resolve(
         )
     for problem in (
         *rules.refusals(settings, found, references.parent),
+        *rules.conversation(references.workload, model, found),
         *placement.refusals(settings, found, model, machine),
     ):
         found.refuse(problem)

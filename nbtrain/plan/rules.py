@@ -8,7 +8,7 @@ from typing import Any
 from nbtrain.errors import Problem
 from nbtrain.plan.defaults import MAX_CONCURRENT, budgets, validation_on
 from nbtrain.plan.fields import show
-from nbtrain.plan.registry import BaseModelInfo, CheckpointInfo, SplitInfo
+from nbtrain.plan.registry import BaseModelInfo, CheckpointInfo, SplitInfo, WorkloadInfo
 from nbtrain.plan.resolved import Setting
 from nbtrain.plan.statements import Statements
 
@@ -86,6 +86,30 @@ def _density(
     yield _refuse(found, cut, message, "true", hint, also=density.name)
 
 
+def conversation(
+    workload: WorkloadInfo | None, model: BaseModelInfo | None, found: Statements
+) -> Iterator[Problem]:
+    """What the workload's environment says must be something that the model's template shows."""
+    if workload is None or model is None or found.bad & {"workload", "base_model_slug"}:
+        return
+    form, template = workload.environment_form, model.template
+    lacks = form is not None and template == "none"
+    if not lacks and not (form == "tools" and template == "plain"):
+        return
+    whose = f"the environment of workload {workload.name or workload.workload_id[:12]}"
+    if lacks:
+        message = f"base_model_slug {model.slug} has no chat template, and {whose} speaks in chat"
+        hint = "Take a model with a chat template"
+    else:
+        message = f"the chat template of {model.slug} shows no tools, and {whose} offers some"
+        hint = "Take a model with a tool template, or write the environment in the step form"
+    for name in ("base_model_slug", "workload"):
+        where = next((s.where for s in found.references.get(name, []) if s.where), None)
+        if where is not None:
+            break
+    yield Problem("base_model_slug", message, model.slug, None, where, hint)
+
+
 def enough_tasks(ranks: Setting, split: SplitInfo, found: Statements) -> Iterator[Problem]:
     """Every rank owns tasks of its own."""
     if "gpus" not in found.bad and 0 < split.train < ranks.value:
@@ -109,6 +133,16 @@ def _with_parent(
         hint = "load_weights_only: true starts from its weights with fresh training state"
         where = found.references["parent_checkpoint_id"][0].where
         yield Problem("parent_checkpoint_id", message, parent.checkpoint_id, None, where, hint)
+    before = parent.resolved["settings"].get("gpus", {"value": 1})["value"]  # older plans have none
+    ranks = settings["gpus"]
+    resumes = not only_weights and parent.has_training_state
+    if resumes and ranks.value != before and not found.bad & {"load_weights_only", ranks.name}:
+        message = (
+            f"{_said(ranks)} does not fit checkpoint {short}, whose run had {show(before)}: "
+            "training state is restored in as many ranks"
+        )
+        hint = f"load_weights_only: true starts from its weights, or state gpus: {show(before)}"
+        yield _refuse(found, ranks, message, show(before), hint)
     for name in _ADAPTER:
         before = parent.resolved["settings"].get(name, {"value": settings[name].value})["value"]
         stated = name in found.options and name not in found.bad

@@ -29,7 +29,24 @@ _OTHER_NAMES = {
     "weights_only": "load_weights_only", "lr": "learning_rate", "steps": "num_steps",
     "max_steps": "num_steps", "bench_id": "workload", "num_generations": "group_size",
     "beta": "kl_beta", "epsilon": "clip_low", "epsilon_high": "clip_high",
+    "max_completion_length": "max_output_tokens_per_turn", "loss_type": "algorithm",
+    "use_vllm": "sampler", "save_steps": "checkpoint_interval_steps",
+    "eval_steps": "val_interval_steps", "warmup_steps": "lr_warmup_steps",
 }  # fmt: skip
+
+# what has no counterpart of the same meaning: what to state instead
+_INSTEAD = {
+    "per_device_train_batch_size": "batch_size counts the groups of an update, group_size the "
+    "trajectories of each",
+    "gradient_accumulation_steps": "batch_size groups make one update, whatever memory there is",
+    "num_train_epochs": "num_steps counts updates; a step takes batch_size tasks",
+    "max_prompt_length": "Prompts are never cut: one that leaves no room for a reply is refused",
+    "vllm_mode": "sampler: vllm samples with vLLM, in the run's own process",
+    "warmup_ratio": "lr_warmup_steps counts steps",
+    "lr_scheduler_type": "The rate rises over lr_warmup_steps, stays for lr_hold_steps and falls "
+    "along a cosine to lr_min_ratio",
+    "logging_steps": "Every step is recorded",
+}
 
 
 @dataclass(slots=True)
@@ -114,6 +131,7 @@ def _unknown(options: Mapping[str, Any], key: object) -> Problem:
     where = options.where_key(str(key)) if isinstance(options, SourcedMapping) else None
     near = nearest(str(key))
     hint = f"Did you mean {near}?" if near else "%train options lists every option"
+    hint = _INSTEAD.get(str(key).lower(), hint)
     return Problem(str(key), f"there is no option {key}", plain(key), where=where, hint=hint)
 
 

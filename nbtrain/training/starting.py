@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,18 +17,18 @@ from nbtrain.catalog import Catalog, Workload, tokenizer_digest
 from nbtrain.catalog.thinking import template_arguments
 from nbtrain.environments import EnvironmentPool
 from nbtrain.errors import Problem, StartChecksFailed
-from nbtrain.plan.memory import Memory, memory_of, memory_problem
+from nbtrain.plan.memory import PROMPT_TOKENS, Memory, memory_of, memory_problem
 from nbtrain.plan.preflight import longest_reply
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.rewards.pool import RewardPool
-from nbtrain.rewards.trials import trial
 from nbtrain.rollout.conversation import ChatConversation, tool_schemas
 from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.ranks import Ranks
 from nbtrain.rollout.tokens import decode_completion, end_ids
-from nbtrain.rollout.types import Conversation, Group, Sampler, TaskView
+from nbtrain.rollout.types import Conversation, Sampler, TaskView
 from nbtrain.store import Store
 from nbtrain.training import checkpoints, setup
+from nbtrain.training.control import Control, FollowerControl
 from nbtrain.training.environment import (
     describe,
     emulated,
@@ -39,6 +39,7 @@ from nbtrain.training.environment import (
 from nbtrain.training.policy import Policy, load_tokenizer
 from nbtrain.training.prepare_model import weights_folder
 from nbtrain.training.start_checks import overlap, view_tasks
+from nbtrain.training.trial import Trial
 
 __all__ = ["Parts", "Starter"]
 
@@ -46,9 +47,6 @@ log = logging.getLogger("nbtrain.training")
 
 TRIAL_STREAM = 2
 """Random streams of the start check's trial group, apart from training and validation."""
-
-PROMPT_TOKENS = 512
-"""Taken for a prompt where memory is estimated before any has been rendered."""
 
 MOST_REWARD_WORKERS = 4
 MOST_ENVIRONMENT_WORKERS = 64
@@ -70,7 +68,10 @@ class Parts:
 
 
 class Starter:
-    """Makes the parts of a run in this rank. ``control`` raises when the run is to stop."""
+    """Makes the parts of a run in this rank.
+
+    ``control`` raises when the run is to stop, and is told what is being done.
+    """
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Starter:
         *,
         ranks: Ranks,
         device: torch.device,
-        control: Callable[[], None],
+        control: Control | FollowerControl,
     ) -> None:
         self._store = store
         self._plan = plan
@@ -98,25 +99,29 @@ class Starter:
         that is wrong, on every rank alike.
         """
         plan = self._plan
+        self._doing("loading the tasks and what is called on them")
         folder = weights_folder(plan, self._store.home)
         self._same_model(folder)
-        memory = self._check_memory()
-        tokenizer = load_tokenizer(folder)
         workload = Catalog(self._store).workload(plan.workload.workload_id)
+        budget = kv_budget(self._device, self._parent_environment(), ranks=self._ranks.size)
+        memory = self._check_memory(budget, turns=workload.environment_path is not None)
+        tokenizer = load_tokenizer(folder)
         rewards = stack.enter_context(self._rewards(workload))
         environments = self._environments(workload, stack)
-        budget = kv_budget(self._device, self._parent_environment(), ranks=self._ranks.size)
+        self._doing("loading the model")
         ready = self._model(folder, tokenizer)
         self._control()
         if ready is None:
             raise StartChecksFailed(self._problems)
         policy, ends = ready
+        self._doing("rendering the prompts")
         talks = self._talks(workload, tokenizer, environments, ends, policy.model.config.model_type)
         train, held_out = self._views(workload, talks)
         if not train:
             raise StartChecksFailed(self._problems)
         self._control()
         prompts = max(len(view.prompt_ids) for view in [*train, *held_out])
+        self._doing("starting the sampler")
         sampler = self._sampler(
             policy,
             ends,
@@ -137,7 +142,12 @@ class Starter:
             conversation=talks[0],
             tick=self._control,
         )
-        self._try_reward(policy, flight, rewards, train[0])
+        self._try(
+            Trial(flight, rewards, environments, talks[0], self._says, self._control),
+            policy,
+            train[0],
+        )
+        self._control.activity = lambda: None
         problems = [p for one in self._ranks.gather(self._problems) for p in one]
         if problems:
             raise StartChecksFailed(list(dict.fromkeys(problems)))
@@ -169,13 +179,14 @@ class Starter:
     def _workers(self, option: str, most: int) -> int:
         return worker_count(self._plan[option], most=most, ranks=self._ranks.size)
 
-    def _check_memory(self) -> Memory | None:
+    def _check_memory(self, budget: int, *, turns: bool) -> Memory | None:
         """What the plan needs, compared with what is free before any of it is taken."""
         plan = self._plan
         model = Catalog(self._store).base_model(plan.base_model.slug)
-        longest = longest_reply(plan, model, turns=False)
+        longest = longest_reply(plan, model, turns=turns)
         memory = memory_of(plan, model, longest=longest, prompt_tokens=PROMPT_TOKENS)
-        found = memory_problem(memory, free_memory(self._device, ranks=self._ranks.size))
+        free = free_memory(self._device, ranks=self._ranks.size)
+        found = memory_problem(memory, free, kv_bytes=budget)
         if isinstance(found, Problem):
             raise StartChecksFailed([*self._problems, found])
         if found is not None:
@@ -342,22 +353,20 @@ class Starter:
             self._problems.append(Problem("base_model_slug", message))
         return None
 
-    def _try_reward(
-        self, policy: Policy, flight: Flight, rewards: RewardPool, task: TaskView
-    ) -> None:
-        """Sample one group and score it in the real worker process."""
-        size = self._plan["group_size"]
-        lane = flight.lane(max_in_flight=size, grading=False)
-        streams = [(self._plan["seed"], TRIAL_STREAM, sample) for sample in range(size)]
-        group = Group(0, 0, task.task_id, 0)
-        lane.launch(group, task, streams, setup.training_sampling(self._plan, policy))
-        while lane.open:
-            flight.advance()
-        flight.close_lane(lane)
-        tried = trial(rewards, lane.requests[0])
-        self._problems += tried
-        for warning in tried.warnings:
-            self._remark(warning)
+    def _try(self, trial: Trial, policy: Policy, task: TaskView) -> None:
+        """One group, in the real processes of environments and rewards."""
+        size, seed = self._plan["group_size"], self._plan["seed"]
+        streams = [(seed, TRIAL_STREAM, sample) for sample in range(size)]
+        trial.run(task, streams, setup.training_sampling(self._plan, policy))
+        self._problems += trial.problems
+        for remark in trial.remarks:
+            self._remark(remark)
+
+    def _doing(self, what: str) -> None:
+        self._control.doing(f"start checks: {what}", now=True)
+
+    def _says(self, what: str) -> None:
+        self._control.doing(f"start checks: {what}")
 
     def _remark(self, text: str) -> None:
         log.warning("start check: %s", text)
