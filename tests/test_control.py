@@ -59,6 +59,19 @@ def test_what_a_rank_does_is_told_with_its_heartbeat_when_that_has_changed() -> 
     assert heard == ["loads", "loads", None, "samples", "", None]  # again where it went astray
 
 
+def test_what_takes_long_is_said_before_it_begins() -> None:
+    now, heard = [0.0], list[str | None]()
+    made = Control(lambda: [], lambda _: None, heard.append, clock=lambda: now[0])
+    made()
+    made.doing("loads the model", now=True)
+    made.doing("samples")
+    made()
+    assert heard == [None, "loads the model"]
+    now[0] = 1.0
+    made()
+    assert heard[2:] == ["samples"]
+
+
 @pytest.fixture
 def sigterm() -> Iterator[Callable[[], None]]:
     before = signal.getsignal(signal.SIGTERM)

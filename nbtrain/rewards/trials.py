@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from nbtrain.errors import Problem
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["Trial", "trial"]
 
 
+_TICK_SECONDS = 0.5
+
+
 class Trial(list[Problem]):
     """The problems a trial found, all of them; ``warnings`` are what it only remarks on."""
 
@@ -22,32 +25,51 @@ class Trial(list[Problem]):
         self.warnings: tuple[str, ...] = tuple(warnings)
 
 
-def trial(pool: RewardPool, request: GradeRequest) -> Trial:
+def trial(
+    pool: RewardPool,
+    request: GradeRequest,
+    *,
+    limit: float | None = None,
+    tick: Callable[[], object] = lambda: None,
+    unrewarded: str | None = None,
+) -> Trial:
     """Grade one group in the real workers and return every problem at once.
 
     A problem is a term with a weight that cannot be loaded, raises, hangs, dies, or returns the
     wrong number of values, a value that is not finite or no number. None is no grade, not a
     problem; when every completion gets it that is a warning, and so is any failure of a term of
-    weight 0. Takes at most ``timeout_seconds`` for each term, spread over the workers. To be
-    called while nothing else is under way in the pool.
+    weight 0. Takes at most ``timeout_seconds`` for each term, spread over the workers, or
+    ``limit`` where that is less: then a call that takes longer is a warning, since training has
+    the time. ``tick`` is called all the while. ``unrewarded`` is what is wrong when the
+    environments' own reward gave no grade at all. To be called while nothing else is under way
+    in the pool.
     """
+    tick()
     failure = pool.check_start()
     if failure is not None:
         return Trial([failure])
     for index in range(len(pool.terms)):
-        pool.submit(("trial", index), request, terms=[index], retry=False)
+        pool.submit(("trial", index), request, terms=[index], retry=False, limit=limit)
     grades: dict[int, tuple[Grade, ...]] = {}
     while len(grades) < len(pool.terms):
-        grades |= {index: group.grades for (_, index), group in pool.finished(None)}
+        tick()
+        grades |= {index: group.grades for (_, index), group in pool.finished(_TICK_SECONDS)}
+    hurried = limit is not None and limit < pool.timeout_seconds
     problems: list[Problem] = []
     warnings: list[str] = []
     for index, term in enumerate(pool.terms):
         for kind, error in _failures(term.name, grades[index]).items():
             if term.weight == 0:
                 warnings.append(f"{error} (its weight is 0, so it only shows)")
+            elif kind == "timeout" and hurried:
+                allowed = f"reward_timeout_seconds lets it take {pool.timeout_seconds:g} s"
+                warnings.append(f"{error}: the trial waits no longer; {allowed}")
             elif kind != "missing":
                 problems.append(Problem("rewards", error, found=kind, hint=_HINTS.get(kind)))
         if all(grade.kind == "missing" for grade in grades[index]) and term.weight != 0:
+            if unrewarded is not None and term.name == "environment":
+                problems.append(Problem("environment", unrewarded))
+                continue
             text = f"reward {term.name!r} returned None for every completion of the trial"
             warnings.append(f"{text}: such completions are ungraded and teach nothing")
     return Trial(problems, warnings)

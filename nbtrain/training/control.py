@@ -58,6 +58,12 @@ class Control:
         self._next_beat = 0.0
         self._sigterm = False
 
+    def doing(self, activity: str, *, now: bool = False) -> None:
+        """Say what is done from now on; ``now`` where it may take long without another look."""
+        self.activity = lambda: activity
+        if now:
+            _patiently(self._say)
+
     def listen_for_sigterm(self) -> None:
         """From now on SIGTERM ends the rank at its next look instead of at once.
 
@@ -113,9 +119,14 @@ class FollowerControl:
     def __init__(
         self, beat: Callable[[], object], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.activity: Callable[[], str | None] = _nothing
+        """Not asked: rank 0 speaks for all."""
         self._beat = beat
         self._clock = clock
         self._next_beat = clock() + FOLLOWER_PROGRESS_SECONDS
+
+    def doing(self, activity: str, *, now: bool = False) -> None:
+        """Nothing: rank 0 speaks for all."""
 
     def listen_for_sigterm(self) -> None:
         """Nothing to leave in good order: SIGTERM goes on ending it at once."""
