@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtrain.client import Client, Run
-from nbtrain.client.diagnosis import Facts, Finding, diagnose
+from nbtrain.client.diagnosis import Facts, Finding, diagnose, gather
 from nbtrain.client.diagnosis.errors import alike
 from nbtrain.client.diagnosis.learning import trend
 from nbtrain.plan.options import OPTIONS
@@ -577,6 +578,27 @@ def test_no_text_becomes_markup(text: str) -> None:
     assert shown[0] == shown[1]
 
 
+class Maze:
+    """An environment of two tools."""
+
+    reward = 0.0
+
+    def reset(self) -> None:
+        """Begin."""
+
+    def go(self, where: str) -> str:
+        """Go on.
+
+        Args:
+            where: The direction.
+        """
+        return where
+
+    def look(self) -> str:
+        """Look around."""
+        return "a wall"
+
+
 # --- from the store ---------------------------------------------------------------------------
 
 
@@ -619,3 +641,47 @@ def test_the_summary_shows_the_worst_in_one_line(run: Run) -> None:
     assert "70 of the 70 groups of the last 7 steps have identical rewards" in line
     assert "run.diagnose()" in line
     assert "problem: 70 of the 70" in run.glance().bundle()["text/html"]
+
+
+def test_the_summary_and_the_diagnosis_leave_out_what_was_cut_off(run: Run) -> None:
+    stored.train(run)
+    glance = run.glance()
+    error = "environment 'Search' raised in step: KeyError: 'q{}'"
+    for number in range(1, 7):
+        stored.step(
+            run, number, rewards=(0.0, 1.0, None), errors=(None, None, error.format(number))
+        )
+        cut = {"reason": "CANCELLED", "status": "aborted", "reward": None, "error": "given up"}
+        rows = [cut | {"trajectory_id": 900 + n, "group_id": 9, "sample": n} for n in range(3)]
+        stored.writer(run).commit_closing(number, rows)
+        told = glance.refresh()
+        assert (told.cut, told.ungraded, told.mostly_ungraded) == (3 * number, number, False)
+    assert "36 trajectories, 12 graded, 18 cut off" in repr(run)
+    assert "6 not graded, most often: environment 'Search' raised in step" in repr(run)
+    found = run.diagnose()
+    assert "6 of the last 18 finished trajectories have no grade" in found[0].sentence
+
+
+def test_tools_and_tracebacks_come_from_the_store(home: Path) -> None:
+    client = Client()
+    tasks = [{"prompt": f"where is {n}?"} for n in range(20)]
+    maze = client.workloads.create("maze", tasks=tasks, environment=Maze)
+    calculator = client.workloads.sample("calculator")  # an environment without tools
+    run = stored.create(client)
+    row = stored.row_of(run)
+    for workload_id, tools in (
+        (maze.id, ("go", "look")),
+        (calculator.id, ()),
+        (row.workload_id, ()),
+    ):
+        assert gather(run._store, replace(row, workload_id=workload_id)).tools == tools
+    stored.train(run)
+    told = {"prompt": "1 + 2?", "completion": "3", "terms": {}, "error": "boom\nTraceback: …"}
+    rows = [
+        {"trajectory_id": n, "group_id": 1, "sample": n, "reason": "ERROR", "error": "boom",
+         "text": told | ({"error": "boom"} if n else {})}
+        for n in range(2)
+    ]  # fmt: skip
+    stored.writer(run).commit_step({"step": 1}, (), rows)
+    facts = gather(run._store, stored.row_of(run))
+    assert facts.tracebacks == {facts.trajectories[0]["ref"]}

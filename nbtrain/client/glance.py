@@ -125,10 +125,10 @@ class Glance:
             self._round_cursor = rounds[-1]["id"]
         if row.graded_trajectories < row.attempted_trajectories != self._attempted:
             self._attempted = row.attempted_trajectories
-            last, error = newest_error(store, row)
+            key, error = newest_error(store, row)
             self._error = error or self._error
-            self._cut += store.cut_count(row.key, self._cut_cursor, last)
-            self._cut_cursor = last
+            self._cut += store.cut_count(row.key, self._cut_cursor, key)
+            self._cut_cursor = key
 
     def _summary(self, row: StoredRun, seen: Liveness) -> RunSummary:
         # what a run saved changes with a save; what else changes is read anew when it is over

@@ -58,6 +58,7 @@ class RunSummary:
     updates_applied: int = 0
     attempted: int = 0
     graded: int = 0
+    cut: int = 0
     ungraded_error: str | None = None
     output_tokens: int = 0
     created_at: float | None = None
@@ -82,13 +83,13 @@ class RunSummary:
 
     @property
     def ungraded(self) -> int:
-        """Trajectories that were attempted and have no grade."""
-        return max(0, self.attempted - self.graded)
+        """Trajectories that ended and have no grade; ``cut`` are those stopped before their end."""
+        return max(0, self.attempted - self.graded - self.cut)
 
     @property
     def mostly_ungraded(self) -> bool:
         """Whether the rewards shown are those of a minority."""
-        return self.ungraded * 2 > self.attempted
+        return self.ungraded * 2 > self.attempted - self.cut
 
     @property
     def unchanged(self) -> bool:
@@ -170,7 +171,8 @@ def counts(summary: RunSummary) -> str:
     if summary.start_step:
         parts[0] += f" (from step {summary.start_step:,})"
     parts.append(f"{summary.updates_applied:,} updates")
-    parts.append(f"{summary.attempted:,} trajectories, {summary.graded:,} graded")
+    told = f"{summary.attempted:,} trajectories, {summary.graded:,} graded"
+    parts.append(told + (f", {summary.cut:,} cut off" if summary.cut else ""))
     if summary.output_tokens:
         parts.append(f"{summary.output_tokens:,} tokens")
     begun = summary.started_at or summary.created_at

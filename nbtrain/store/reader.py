@@ -173,6 +173,24 @@ class Reader(Finder):
         with self.database.reading() as connection:
             return connection.execute(query).scalar_one()
 
+    def cut_count(self, run_key: int, after: int, until: int) -> int:
+        """How many training trajectories were cut off before they were graded.
+
+        Looks at keys above ``after`` up to ``until``; superseded ones are left out.
+        """
+        table = tables.trajectories
+        query = select(func.count()).where(
+            table.c.run == run_key,
+            table.c.id > after,
+            table.c.id <= until,
+            table.c.status == "aborted",
+            table.c.reward.is_(None),
+            table.c.superseded.is_(False),
+            _of_split("train"),
+        )
+        with self.database.reading() as connection:
+            return connection.execute(query).scalar_one()
+
     def texts(self, trajectory_keys: Iterable[int]) -> dict[int, Row]:
         """Texts by trajectory ``id``: ``prompt``, ``completion``, ``terms``, ``error``.
 

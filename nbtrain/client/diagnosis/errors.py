@@ -16,8 +16,9 @@ __all__ = ["RULES", "alike"]
 _LONGEST = 120  # characters of an error
 _WORDS = 8  # of an error that make it of a kind
 _FEW, _MANY = 0.02, 0.2
-_LATE = 0.1  # share of trajectories out of time from which missing grades are put down to that
+_MANY_LATE = 0.1  # share of trajectories out of time from which missing grades are put down to that
 
+_LATE = "did not answer within"
 _WHO = re.compile(r"(?:reward|environment) '[^']*'")
 _VARIES = re.compile(
     r"'[^']*'?|\"[^\"]*\"?"  # quoted
@@ -46,7 +47,8 @@ def _first_line(error: str | None) -> str:
 
 def _source(error: str | None) -> _Source:
     line = _first_line(error)
-    if line.startswith(("environment ", "the environment")):
+    late = _LATE in line and not line.startswith("reward")  # named by class and method
+    if late or line.startswith(("environment ", "the environment")):
         return "environment"
     return "template" if line.startswith("the chat template refuses") else "reward"
 
@@ -118,7 +120,7 @@ def ungraded(facts: Facts) -> Iterator[Finding]:
     if share < _FEW:
         return
     ended = [t for t in facts.trajectories if t["reason"] not in OVER]
-    late = sum(t["reason"] == "TIMEOUT" for t in ended) >= _LATE * len(ended)
+    late = sum(t["reason"] == "TIMEOUT" for t in ended) >= _MANY_LATE * len(ended)
     errors, those = _commonest(lost)
     many = share >= _MANY and not late
     yield Finding(
