@@ -336,12 +336,49 @@ def test_time_is_told_by_the_runs_that_ended_here(client: Client, run: Run) -> N
     found = measured()
     row = stored.row_of(run)
     assert found.runs == 1
-    assert found.tokens_per_trajectory == row.output_tokens / row.attempted_trajectories
-    assert found.surplus >= 1
+    assert found.same_workload
+    assert found.mean.tokens == row.output_tokens / row.attempted_trajectories
+    assert found.mean.surplus >= 1
     assert client.training.estimate(options=options, bench_id="sums").seconds is not None
     with stored.store_of(client).database.writing() as connection:
         connection.execute(update(tables.attempts).values(hostname="elsewhere"))
     assert measured() is None
+
+
+def test_time_goes_by_runs_of_the_same_workload_else_by_those_of_as_many_turns(
+    client: Client, run: Run
+) -> None:
+    stored.finish(run)
+    client.workloads.create("w", tasks=rows(20), rewards=[(digits_only, 1)])
+    client.workloads.sample("calculator")
+
+    def of(workload: str, **options: object) -> Any:
+        options = {"num_steps": 10, "val_interval_steps": 0, **options}
+        found = client.training.estimate(
+            options=options, bench_id=workload, base_model_slug="nbtrain/tiny"
+        )
+        return found.measured, found
+
+    def ended(name: str, **options: object) -> None:
+        one = stored.create(client, name, **options)
+        stored.step(one, 1, rewards=(0.0,) * 10, output_tokens=999)
+        stored.finish(one)
+
+    assert of("sums")[0].same_workload
+    assert not of("w")[0].same_workload
+    assert "with another workload, sampler or number of ranks" in of("w")[1].line
+    assert of("calculator")[0] is None  # several turns, and none was measured
+    assert "time unknown" in repr(of("calculator")[1])
+    assert not of("sums", gpus=2)[0].same_workload
+    assert not of("sums", sampler="generate")[0].same_workload
+    ended("two", gpus=2)
+    assert of("sums", gpus=2)[0].runs == of("sums")[0].runs == 1
+    assert of("sums", gpus=2)[0].same_workload
+    assert of("w")[0].runs == 2
+    for n in range(6):
+        ended(f"more{n}")
+    assert of("sums")[0].runs == 5
+    assert of("sums", gpus=2)[0].runs == 1
 
 
 def test_earlier_runs_are_those_of_the_same_recipe(client: Client, run: Run) -> None:
@@ -349,6 +386,55 @@ def test_earlier_runs_are_those_of_the_same_recipe(client: Client, run: Run) -> 
     other = stored.create(client, "other", learning_rate=1e-3)
     assert [r.id for r in again.earlier_runs] == [run.id]
     assert len(other.earlier_runs) == len(run.earlier_runs) == 0
+
+
+def test_workload_and_model_go_by_their_plain_names_too(client: Client) -> None:
+    settled = client.training.resolve(
+        options={"num_steps": 3}, bench_id="sums", base_model_slug="nbtrain/tiny"
+    )
+    for name in ("model", "base_model"):
+        also: dict[str, Any] = {"workload": "sums", name: "nbtrain/tiny"}
+        view = client.training.resolve(options={"num_steps": 3}, **also)
+        assert view.plan == settled.plan
+        assert view.given == settled.given
+        assert client.training.estimate(options={"num_steps": 3}, **also).steps == 3
+    with pytest.raises(PlanRefused, match="no workload is called 'smus'"):
+        client.training.create(options={"num_steps": 3}, workload="smus", model="nbtrain/tiny")
+    with pytest.raises(PlanRefused, match="model is another name of base_model_slug"):
+        client.training.start(workload="sums", model="a", base_model_slug="b")
+
+
+def test_options_among_the_arguments_are_refused_with_an_example(client: Client) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        client.training.create(bench_id="sums", num_steps=20, learning_rate=1e-4)
+    assert [p.field for p in refused.value.problems] == ["num_steps", "learning_rate"]
+    assert 'Write options={"num_steps": 20, …}' in str(refused.value)
+    with pytest.raises(TypeError, match="'nmae', did you mean 'display_name'"):
+        client.training.resolve(bench_id="sums", nmae="x")
+    assert len(client.training.runs.list()) == 0
+
+
+def test_an_environment_with_tools_is_refused_before_the_start(client: Client) -> None:
+    class Adder:
+        def reset(self) -> None:
+            self.reward = 0.0
+
+        def add(self, a: int, b: int) -> int:
+            """Add.
+
+            Args:
+                a: one
+                b: the other
+            """
+            return a + b
+
+    made = client.workloads.create("tools", tasks=rows(20), environment=Adder)
+    assert made._workload.environment_form == "tools"
+    assert client.workloads.sample("calculator")._workload.environment_form == "step"
+    assert client.workloads.sample("sums")._workload.environment_form is None
+    assert client.base_models.get("nbtrain/tiny")._model.template == "plain"
+    with pytest.raises(PlanRefused, match="the chat template of nbtrain/tiny shows no tools"):
+        client.training.resolve(workload="tools", model="nbtrain/tiny")
 
 
 def test_the_same_plan_of_a_name_is_found_again(client: Client, run: Run) -> None:

@@ -92,6 +92,14 @@ def test_everything_wrong_is_told_at_once() -> None:
     assert all(problem.where is not None for problem in parsed.problems)
 
 
+def test_what_comes_later_is_not_said_to_be_allowed() -> None:
+    later = {"--check": "start checks alone"}
+    (problem,) = parse("--zzz", FLAGS, later=later).problems
+    assert problem.allowed == ", ".join(flag.name for flag in FLAGS)
+    (problem,) = parse("--chekc", FLAGS, later=later).problems
+    assert "did you mean '--check'?" in problem.message
+
+
 def test_an_unclosed_quote_is_told_with_its_column() -> None:
     parsed = parse("--name 'abc", FLAGS)
     (problem,) = parsed.problems

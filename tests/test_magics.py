@@ -341,9 +341,46 @@ def test_wait_on_the_line(shell: Shell, launched: list[Run]) -> None:
     assert "was cancelled" in str(shell.run("%train wait first").error_in_exec)
 
 
-def test_nothing_stands_for_a_missing_name(shell: Shell) -> None:
+def test_the_id_stands_for_a_missing_name(shell: Shell, launched: list[Run]) -> None:
     shell.do("%%train --workload sums\n")
-    assert shell.do("%train list")["name"].tolist() == [""]
+    shell.do(FIRST)
+    assert shell.do("%train list")["name"].tolist() == ["first", launched[0].id[:12]]
+    assert shell.do(f"%train show {launched[0].id[:12]}") == launched[0]
+
+
+def test_a_variable_in_place_of_a_name_is_told_of(shell: Shell, launched: list[Run]) -> None:
+    shell.do("%%train --workload sums --into more\n")
+    for command in ("watch", "wait", "show", "cancel"):
+        shell.run(f"%train {command} more")
+        (lines,) = shell.tracebacks
+        assert "no run has the name or id 'more'" in lines[0]
+        assert f"the variable more holds a run: %train {command} $more" in lines[0]
+    shell.ns["less"] = 3
+    shell.run("%train watch less")
+    assert "variable" not in shell.tracebacks[0][0]
+    assert shell.do("%train show $more") == launched[0]
+
+
+def test_without_a_run_the_one_at_hand_is_meant(
+    shell: Shell, launched: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run("%train watch")
+    assert "there is no run yet" in shell.tracebacks[0][0]
+    shell.do(FIRST)
+    shell.do(FIRST.replace("first", "second"))
+    first, second = launched
+    shell.do("1 + 1")
+    capsys.readouterr()
+    assert shell.do("%train show") == second
+    assert f"{second.title}, the newest" in capsys.readouterr().out
+    shell.ns["first_run"] = first
+    assert shell.do("first_run") == first
+    capsys.readouterr()
+    shell.do("%train watch")
+    assert f"{first.title}, the last cell's" in capsys.readouterr().out
+    assert first.id[:12] in shell.bundles[-1]["text/plain"]
+    assert shell.do("%train estimate").steps == 8
+    assert "%train cancel takes a run" in shell.refuse("%train cancel")
 
 
 def test_the_underscore_must_be_a_run(shell: Shell, launched: list[Run]) -> None:
@@ -406,7 +443,7 @@ def test_an_estimate_of_a_run(shell: Shell, launched: list[Run]) -> None:
     found = shell.do("%train estimate first")
     assert (found.trajectories, found.validation_rounds) == (64, 3)
     assert found.seconds is None
-    assert "%train estimate takes a run" in shell.refuse("%train estimate")
+    assert "%train estimate takes a run" in shell.refuse("%train estimate first second")
 
 
 def test_help_on_the_line(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,7 +470,7 @@ def test_only_the_user_s_names_are_suggested(shell: Shell, name: str) -> None:
         ("shwo first", "did you mean 'show'?"),
         ("doctor", "%train doctor is not built yet"),
         ("pause first", "%train pause is not built yet"),
-        ("show", "%train show takes a run"),
+        ("cancel", "%train cancel takes a run"),
         ("show a b", "found 2 words"),
         ("list first", "no more words"),
         ("show first --timeout 3", "%train show has no flag --timeout"),

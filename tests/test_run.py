@@ -353,6 +353,50 @@ def test_the_log_is_text_and_says_what_it_leaves_off(run: Run) -> None:
     assert len(log) < 70_000
 
 
+def test_the_log_shows_itself_without_progress_bars(run: Run) -> None:
+    from IPython.lib.pretty import pretty
+
+    logs = run.folder / "logs"
+    logs.mkdir()
+    text = (
+        "loading\n"
+        "\r  0%|          | 0/2 [00:00<?, ?it/s]\r100%|####| 2/2 [00:01<00:00, 2.0it/s]\n"
+        "counting 1\rcounting 2\n"
+        "/x/transformers/utils.py:7: FutureWarning: old\n"
+        "  warnings.warn('old')\n"
+        "/x/mine.py:3: FutureWarning: mine\n"
+        "  mine()\n"
+        "windows\r\n"
+        "a budget is 100% | used\n"
+    )
+    (logs / "rank0.log").write_bytes(text.encode())
+    assert run.log == f"== rank0.log ==\n{text}"
+    assert pretty(run.log).splitlines() == [
+        "== rank0.log ==",
+        "loading",
+        "counting 2",
+        "/x/mine.py:3: FutureWarning: mine",
+        "  mine()",
+        "windows",
+        "a budget is 100% | used",
+    ]
+
+
+def test_a_used_up_budget_says_how_to_go_on(client: Client) -> None:
+    one = stored.create(client, "one")
+    stored.step(one, 1)
+    stored.save(one, 0)
+    last = stored.save(one, 1)
+    stored.finish(one, ended="max_total_trajectories (9) was reached after step 1")
+    told = f"was reached after step 1; go on with: %%train --from {last[:12]}"
+    assert told in repr(one)
+    assert one.ended == "max_total_trajectories (9) was reached after step 1"
+    other = stored.create(client, "other")
+    stored.save(other, 0)
+    stored.finish(other, ended="nothing left to learn from these tasks")
+    assert "go on with" not in repr(other)
+
+
 def test_runs_are_equal_by_id(client: Client, run: Run) -> None:
     again = client.training.runs.get("first")
     assert again == run
