@@ -50,7 +50,7 @@ def test_what_a_rank_does_is_told_with_its_heartbeat_when_that_has_changed() -> 
         if failure is not None:
             raise failure
 
-    made = Control(lambda: [], lambda _: None, beat, clock=lambda: now[0])
+    made = Control(list, lambda _: None, beat, clock=lambda: now[0])
     said = ["loads", "loads", "loads", "samples", None, None]
     made.activity = lambda: said[int(now[0])]
     for half_second in range(12):
@@ -61,7 +61,7 @@ def test_what_a_rank_does_is_told_with_its_heartbeat_when_that_has_changed() -> 
 
 def test_what_takes_long_is_said_before_it_begins() -> None:
     now, heard = [0.0], list[str | None]()
-    made = Control(lambda: [], lambda _: None, heard.append, clock=lambda: now[0])
+    made = Control(list, lambda _: None, heard.append, clock=lambda: now[0])
     made()
     made.doing("loads the model", now=True)
     made.doing("samples")

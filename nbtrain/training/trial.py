@@ -145,7 +145,10 @@ def judge_environments(
     ``heard``, sentences on what was too long for the context.
     """
     count = len(group.trajectories)
-    errors = [t.error for t in group.trajectories if t.error]
+    what = f"{name}.step" if step else f"a tool of {name}"
+    errors = [
+        t.error if name in t.error else f"{what}: {t.error}" for t in group.trajectories if t.error
+    ]
     late = [error for error in errors if LATE in error]
     if late:
         hint = f"The start check waits {TRIAL_SECONDS:g} s at most for one call"
@@ -153,7 +156,6 @@ def judge_environments(
     problems: list[Problem] = []
     remarks: list[str] = []
     hint = "Answer with less: what leaves no room for a reply ends the trajectory, TRUNCATION"
-    what = f"{name}.step" if step else f"a tool of {name}"
     long = [text.format(name=name, what=what) for text in heard]
     for found, told in ((errors, None), (long, hint)):
         if not found:
