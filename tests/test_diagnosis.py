@@ -18,6 +18,7 @@ from nbtrain.client import Client, Run
 from nbtrain.client.diagnosis import Facts, Finding, diagnose, gather
 from nbtrain.client.diagnosis.errors import alike
 from nbtrain.client.diagnosis.learning import trend
+from nbtrain.environments.fleet import LATE
 from nbtrain.plan.options import OPTIONS
 from nbtrain.report.findings import Diagnosis
 
@@ -146,6 +147,7 @@ STALE = [
 
 CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("failed", "problem", {"phase": "FAILED", "failure": "CUDA is out"}, "after 100 of 150 steps: CUDA is out"),
+    ("failed", "problem", {"phase": "FAILED", "failure": "start checks failed: KeyError: 1\nTraceback (most recent call last):\n x"}, "steps: start checks failed: KeyError: 1"),
     ("unresponsive", "problem", {"unresponsive": "rank busy since 12:00"}, "rank busy since 12:00"),
     ("paused", "hint", {"phase": "PAUSED"}, "until it is resumed"),
     ("waiting", "hint", {"phase": "AWAITING_CAPACITY", "now": 40.0, "waits_for": "slot taken"}, "AWAITING_CAPACITY for 40 s: slot taken"),
@@ -324,7 +326,9 @@ def test_identical_rewards_of_another_scale_are_no_success() -> None:
     assert found.severity == "problem"
     assert "succeeded" not in found.sentence
     assert "200 of the 200 groups" in found.sentence
-    assert "Every one of the last 80 replies earned 18.6, though they differ" in found.sentence
+    assert (
+        "Every one of the last 80 replies earned 18.6, though most of them differ" in found.sentence
+    )
     assert "harder" not in found.suggestion
     same = [(n // 8, f"r-{n}", "12") for n in range(64)]
     found = only("no-signal groups", **long_rewards(18.6), texts=same)
@@ -354,7 +358,7 @@ def test_ties_of_a_learned_task_are_a_hint() -> None:
 
 
 @pytest.mark.parametrize(("tasks", "told"), [
-    (100, "They are spread over 20 tasks."), (7, "They come from 7 tasks, most often 00000000000"),
+(100, "They are spread over 20 tasks."), (7, "They come from 7 tasks, most often 00000000000"),
     (1, "All of them come from the task 000000000000 (task_index 0) 20×."),
 ])  # fmt: skip
 def test_tasks_are_named_where_they_come_again(tasks: int, told: str) -> None:
@@ -364,6 +368,16 @@ def test_tasks_are_named_where_they_come_again(tasks: int, told: str) -> None:
     assert (
         told in only("no-signal groups", **with_steps(no_signal_groups=9), groups=groups).sentence
     )
+
+
+def test_of_many_tasks_those_stand_out_that_come_twice_as_often() -> None:
+    many = {"step": STEPS, "task_index": None}
+    ties = [g | many | {"task_id": f"{n % 25:016x}"} for n, g in enumerate(TIED)]
+    tied = with_steps(no_signal_groups=9)
+    assert "spread over 25 tasks" in only("no-signal groups", **tied, groups=ties).sentence
+    ties += [g | {"task_id": "ab" * 8, "task_index": 3} for g in ties[:12]]
+    told = only("no-signal groups", **tied, groups=ties).sentence
+    assert told.endswith("They come from 26 tasks, most often abababababab (task_index 3) 12×.")
 
 
 # --- causes before what follows from them
@@ -422,6 +436,15 @@ def test_errors_that_differ_by_numbers_and_names_count_together(error: str) -> N
     (found,) = (f for f in diagnose(healthy(trajectories=rows)) if f.rule != "learning")
     assert "16 of the last 16" in found.sentence
     assert "16 of them say the like of: " + error[:20] in found.sentence
+
+
+def test_an_environment_that_hangs_is_told_by_class_and_method() -> None:
+    for error in (
+        f"Search.reset {LATE} 9 s; its process was killed",
+        "environment 'S' gave no answer",
+    ):
+        assert rules(**lost(0.5, error)) == ["environment errors"]
+    assert rules(**lost(0.5, f"reward 'a' {LATE} 9 s")) == ["ungraded"]
 
 
 def test_errors_of_two_kinds_are_told_apart() -> None:

@@ -39,7 +39,10 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 _FOLLOWS_PROBLEM: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("environment errors", "template errors", "ungraded", "ending TIMEOUT", "ending ERROR"),
-        (*_NOTHING_TRAINS, "tiny updates", "no gradient", "silent term", "no tool called"),
+        (
+            *(*_NOTHING_TRAINS, "filtered groups", "tiny updates", "no gradient", "silent term"),
+            "no tool called",
+        ),
     ),
     **dict.fromkeys(
         ("ending TRUNCATION", "ending LIMIT_REACHED", "ending MAX_TURNS"),

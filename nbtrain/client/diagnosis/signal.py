@@ -12,7 +12,8 @@ from nbtrain.store import Row
 _MANY_TIED, _SOME_TIED = 0.75, 0.4
 _EPOCHS = 10
 
-_NAMED_FROM = 3  # groups without signal from which a task is named
+_NAMED_FROM = 3  # groups without signal from which a task is named; of many tasks, also twice
+_FEW_TASKS = 10  # the usual
 _COLD = 0.3  # temperature
 _FEW_REPLIES = 8
 
@@ -101,9 +102,10 @@ def _cause(facts: Facts, right: bool) -> tuple[str, str, tuple[str, ...]] | None
         )
     rewards = [t["reward"] for t in facts.trajectories if t["reward"] is not None]
     if len(rewards) >= _FEW_REPLIES and min(rewards) == max(rewards) != 0:
+        differ = ", though most of them differ" if told >= _FEW_REPLIES else ""
         return (
-            f" Every one of the last {counted(len(rewards), 'reply')} earned {rewards[0]:g}, "
-            "though they differ.",
+            f" Every one of the last {counted(len(rewards), 'reply')} earned {rewards[0]:g}"
+            f"{differ}.",
             "The reward tells no reply from another: try it by hand on a few of run.texts().",
             (),
         )
@@ -121,7 +123,9 @@ def _tasks(groups: Sequence[Row]) -> str:
     by_task = Counter((g["task_id"], g["task_index"]) for g in groups if g["task_id"])
     if not by_task:
         return ""
-    often = [(task, n) for task, n in by_task.most_common(3) if n >= _NAMED_FROM]
+    usual = by_task.total() / len(by_task)
+    least = _NAMED_FROM if len(by_task) <= _FEW_TASKS else max(_NAMED_FROM, 2 * usual)
+    often = [(task, n) for task, n in by_task.most_common(3) if n >= least]
     if not often:
         return f" They are spread over {counted(len(by_task), 'task')}."
     named = ", ".join(

@@ -112,7 +112,7 @@ def _progress(facts: Facts) -> str:
 
 
 def _first_lines(text: str) -> str:
-    told = text.strip()
+    told = text.partition("\nTraceback (most recent")[0].strip()
     return told if len(told) <= _LONGEST else f"{told[:_LONGEST]} …"
 
 
