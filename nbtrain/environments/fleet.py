@@ -102,9 +102,7 @@ class Fleet:
         self._processes[token] = process
         return process
 
-    def send(
-        self, process: Process, kind: CallKind, data: bytes, limit: float, what: str
-    ) -> None:
+    def send(self, process: Process, kind: CallKind, data: bytes, limit: float, what: str) -> None:
         """Have a process do something within ``limit`` seconds; ``what`` names the user's code."""
         process.call = _Call(kind, limit, what, time.monotonic())
         process.channel.send(data)

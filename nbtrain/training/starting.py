@@ -111,7 +111,8 @@ class Starter:
         self._doing("loading the model")
         ready = self._model(folder, tokenizer)
         self._control()
-        if ready is None:
+        if ready is None:  # what is wrong with the tasks is said all the same
+            self._views(workload, self._talks(workload, tokenizer, None, (), ""))
             raise StartChecksFailed(self._problems)
         policy, ends = ready
         self._doing("rendering the prompts")
