@@ -272,7 +272,7 @@ def test_one_reply_must_fit_into_the_sampler_s_share() -> None:
 
 def test_one_reply_is_the_longest_turn_of_training_or_validation() -> None:
     token = 2 * 30 * 3 * 64 * 2
-    short = {"max_output_tokens_per_turn": 100}
+    short: dict[str, Any] = {"max_output_tokens_per_turn": 100}
     assert memory(**short).kv_reply == 100 * token
     assert memory(**short, max_output_tokens_per_trajectory=50).kv_reply == 50 * token
     longer = {**short, "val_max_output_tokens_per_turn": 300}
