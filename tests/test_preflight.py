@@ -153,8 +153,8 @@ def test_other_workloads_give_a_range() -> None:
     rates = (Rate(20.0, 0.5), Rate(80.0, 6.0, 2.0))
     found = told(options=options, measured=Measured(rates, same_workload=False))
     assert found.ranges is not None
-    assert found.ranges.output_tokens == (2000, 16_000)
-    assert found.ranges.seconds == (50, 1200)
+    assert found.ranges.output_tokens == (2000.0, 16_000.0)
+    assert found.ranges.seconds == (50.0, 1200.0)
     assert "2,000 to 16,000 output tokens, 50 s to 20 min (from 2 earlier runs of" in found.line
     assert "of this model with another workload, sampler or number of ranks" in repr(found)
     assert "100 to 200 trajectories sampled in all" in repr(found)
@@ -163,7 +163,7 @@ def test_other_workloads_give_a_range() -> None:
         measured=Measured(rates, same_workload=False),
     )
     assert capped.ranges is not None
-    assert capped.ranges.seconds == (50, 600)
+    assert capped.ranges.seconds == (50.0, 600.0)
     alone = told(options=options, measured=Measured(rates[:1], same_workload=False))
     assert "about 2,000 output tokens, about 50 s (from 1 earlier run of" in alone.line
     json.dumps(found.figures(), allow_nan=False)
