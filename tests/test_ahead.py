@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
+import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -31,6 +34,9 @@ def ahead(
     budgets: Budgets | None = None,
     token_budgets: tuple[int, ...] = (),
     burst: int = 1,
+    tick: Any = lambda: None,
+    ranks: Any = None,
+    clock: Any = lambda: 0.0,
     **changes: Any,
 ) -> tuple[Collector, Flight, ScriptedSampler]:
     values: dict[str, Any] = {
@@ -52,10 +58,12 @@ def ahead(
         lambda ids: "".join(map(str, ids)),
         chat=True,
         budgets=budgets,
-        clock=lambda: 0.0,
+        tick=tick,
+        clock=clock,
     )
     made = CollectorSettings(**(values | changes))
-    return Collector(tasks(count), flight, made, clock=lambda: 0.0), flight, sampler
+    collector = Collector(tasks(count), flight, made, ranks=ranks, clock=clock)
+    return collector, flight, sampler
 
 
 class Book:
@@ -69,6 +77,7 @@ class Book:
         started, in_flight = collect.totals()
         self.rows[batch.step] = self.ledger.step(batch, started=started, in_flight=in_flight)
         self.change(self.ledger.changes(batch.changed))
+        collect.recorded()
 
     def change(self, changes: Changes) -> None:
         for step, values in changes.steps.items():
@@ -134,6 +143,50 @@ def test_the_ledger_adds_up_at_every_step(data: st.DataObject) -> None:
     assert all(row["settled"] for row in book.rows.values())
     assert book.rows[11]["in_flight_groups"] == 0
     assert set(used.values()) <= {1}, "no group trains twice"
+
+
+class Stop(BaseException):
+    """As a cancel comes: in the middle of anything."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 3), st.integers(1, 400), st.integers(0, 1000), st.sampled_from([1, 9]))
+def test_the_ledger_adds_up_wherever_a_run_is_stopped(
+    staleness: int, at: int, shuffle: int, burst: int
+) -> None:
+    """Groups of the step that never got its row are accounted for as well."""
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks == at:
+            raise Stop
+
+    order = random.Random(shuffle)
+    collect, _, sampler = ahead(
+        order=order, max_staleness=staleness, count=50, max_in_flight=40, burst=burst, tick=tick
+    )
+    book, step = Book(), 0
+    used: Counter[int] = Counter()
+    try:
+        for step in range(1, 8):
+            batch = advance(collect, step, step - 1)
+            book.take(collect, batch)
+            used.update(judged.group.group_id for judged in batch.used)
+    except Stop:
+        pass
+    closing = collect.close()
+    changes = book.ledger.closing(closing)
+    book.change(changes)
+    assert sampler.pending == 0
+    if not book.rows:
+        return
+    book.check()
+    assert all(row["settled"] for row in book.rows.values())
+    assert book.rows[max(book.rows)]["in_flight_groups"] == 0
+    trained = sum(row["used_groups"] for row in book.rows.values())
+    assert trained == len(used), "nothing that an unrecorded step chose counts as trained on"
 
 
 def test_trajectories_run_on_across_updates() -> None:
@@ -219,7 +272,7 @@ def test_a_resume_uses_what_waited_and_starts_again_what_was_unfinished() -> Non
     # the first streams asked for are those of the unfinished draws, in order
     asked = list(dict.fromkeys(r.stream[:4] for r in sampler.requests))
     draws = Draws(tasks(50), seed=1, group_size=4, budgets=())
-    again = [draws.at(position).groups[0][1][0][:4] for position in unfinished]
+    again = [draws.at(position).groups[0][1][0][:4] for position, _ in unfinished]
     assert asked[: len(again)] == again
     book = Book()
     book.take(second, batch)
@@ -242,6 +295,123 @@ def test_a_resume_on_policy_discards_what_older_policies_left() -> None:
     assert all(
         t.started_version == 3 for j in batch.used for t in j.group.trajectories if t.token_ids
     )
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"group_size": 2}, {"token_budgets": ()}, {"max_staleness": 0}]
+)
+def test_a_resume_under_budgets_samples_no_group_twice(changes: dict[str, Any]) -> None:
+    """Of a draw, only the groups that were not finished start again; ids stay unique."""
+    before, seen = {"token_budgets": (1, 2, 3), "max_in_flight": 64, "burst": 20}, Counter[int]()
+    collect, _, _ = ahead(order=random.Random(5), count=50, **before)
+    for step in range(1, 4):
+        seen.update(j.group.group_id for j in advance(collect, step, step - 1).groups)
+    state = json.loads(json.dumps(collect.state_dict()))
+    assert state["pending"]
+    second, _, _ = ahead(order=random.Random(6), count=50, **(before | changes))
+    second.load_state_dict(state)
+    second.new_policy(3)
+    again: Counter[int] = Counter()
+    numbers: Counter[int] = Counter()
+    for step in range(4, 9):
+        batch = advance(second, step, step - 1)
+        again.update(j.group.group_id for j in batch.groups)
+        numbers.update(t.trajectory_id for j in batch.groups for t in j.group.trajectories)
+    assert set(again.values()) == {1}
+    assert set(numbers.values()) == {1}
+    if changes in ({}, {"max_staleness": 0}):
+        carried = {one["group_id"] for one in state["pending"]}
+        assert {g for g in again if g in seen} == carried
+
+
+class Meeting:
+    """Ranks in threads."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size)
+        self._values: list[Any] = [None] * size
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self._values[rank] = pickle.dumps(value)
+        self._barrier.wait(10)
+        found = [pickle.loads(one) for one in self._values]
+        self._barrier.wait(10)
+        return found
+
+
+class Rank:
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self._meeting, self.rank, self.size = meeting, rank, meeting.size
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._meeting.gather(self.rank, value)
+
+    def sum(self, tensors: Any) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "caps",
+    [{}, {"max_trajectories": 61}, {"max_tokens": 150}],
+    ids=["free", "trajectories", "tokens"],
+)
+def test_ranks_decide_alike_and_keep_to_one_budget(
+    ranks: int, staleness: int, caps: dict[str, int]
+) -> None:
+    meeting = Meeting(ranks)
+    books = [Book() for _ in range(ranks)]
+    budgets = [Budgets(**caps) for _ in range(ranks)]
+    ended: list[Any] = [None] * ranks
+    used: list[list[int]] = [[] for _ in range(ranks)]
+
+    def work(rank: int) -> None:
+        collect, _, _ = ahead(
+            script=half,
+            reward=lambda text: float(text or 0),
+            order=random.Random(rank),
+            max_staleness=staleness,
+            budgets=budgets[rank],
+            count=50,
+            ranks=Rank(meeting, rank),
+            clock=time.monotonic,
+        )
+        for step in range(1, 7):
+            ended[rank] = collect.exhausted()
+            if ended[rank] is not None:
+                break
+            batch = collect.collect(step)
+            if batch.used:
+                collect.new_policy(step)
+                collect.expire(batch)
+            used[rank] += [j.group.group_id for j in batch.used]
+            books[rank].take(collect, batch)
+            books[rank].check()
+            ended[rank] = batch.ended
+            if ended[rank] is not None:
+                break
+        books[rank].change(books[rank].ledger.closing(collect.close()))
+        books[rank].check()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({str(one) for one in ended}) == 1
+    assert all(one == used[0] for one in used)
+    assert all(len(book.rows) == len(books[0].rows) > 0 for book in books)
+    if "max_trajectories" in caps:
+        assert sum(b.trajectories for b in budgets) <= 61
+        assert "max_total_trajectories (61)" in str(ended[0])
+    elif caps:
+        # one step's tokens of what each rank has in flight may come on top
+        assert sum(b.tokens for b in budgets) <= 150 + 24
+        assert "max_total_output_tokens (150)" in str(ended[0])
+    else:
+        assert len(used[0]) == 6 * 3
 
 
 def half(request: SampleRequest) -> tuple[list[int], Finish]:

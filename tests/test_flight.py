@@ -192,6 +192,7 @@ def test_a_reply_cut_by_length_never_acts(turn: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason", "replies"),
     [
+        ({"max_turns": 1}, TerminationReason.MAX_TURNS, 1),
         ({"max_turns": 2}, TerminationReason.MAX_TURNS, 1),
         ({"max_turns": 3}, TerminationReason.MAX_TURNS, 2),
         ({"max_turns": 4}, TerminationReason.MAX_TURNS, 2),
@@ -211,6 +212,7 @@ def test_limits_end_a_trajectory_that_would_go_on(
         Countdown(says=9), script=script, sampling=replace(SAMPLING, **changes)
     )
     assert trajectory.reason is reason
+    assert trajectory.turns <= changes.get("max_turns", 99)
     sampled = sum(message["role"] == "assistant" for message in trajectory.messages or [])
     assert sampled == replies
     # nothing was sampled behind the last observation, so it is not part of what trains
@@ -311,3 +313,78 @@ def test_abandoning_drops_environments_and_keeps_what_was_sampled() -> None:
     assert {t.reason for t in group.trajectories} == {TerminationReason.CANCELLED}
     assert group.trajectories[0].token_ids[:2] == [5, 6]
     assert group.trajectories[2].token_ids == []
+
+
+def test_no_clock_runs_while_nothing_is_decoded() -> None:
+    """An update of 20 s between two rounds is not execution."""
+    now = [0.0]
+
+    class Slow(ScriptedSampler):
+        def step(self) -> Any:
+            now[0] += 0.5
+            return super().step() if now[0] > 21 else []
+
+    sampler = Slow(lambda request: ([5], Finish.STOP))
+    flight = Flight(sampler, Grader(), lambda ids: "", chat=True, clock=lambda: now[0])
+    lane = flight.lane(max_in_flight=4)
+    group = Group(1, 0, "0" * 16, 0)
+    lane.launch(group, tasks(1)[0], [(0,)], replace(SAMPLING, timeout=10.0))
+    flight.advance()
+    now[0] += 20
+    while lane.open:
+        flight.advance()
+    (trajectory,) = group.trajectories
+    assert trajectory.reason is TerminationReason.ENV_DONE
+    assert trajectory.seconds < 3
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_what_a_template_refuses_costs_one_trajectory(where: str) -> None:
+    class Strict(Talk):
+        calls = 0
+
+        def prompt(self, prompt: Any, addition: str | None) -> tuple[int, ...]:
+            if where == "reset" and addition:
+                raise ValueError("no second user turn")
+            return super().prompt(prompt, addition)
+
+        def observation(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+            Strict.calls += 1
+            if where == "step" and Strict.calls == 1:
+                raise TypeError("no lone surrogates")
+            return super().observation(messages)
+
+    environment = Countdown(says=1)
+    sampler = ScriptedSampler(lambda request: ([5, 6], Finish.STOP))
+    flight = Flight(
+        sampler,
+        Grader(),
+        lambda ids: "",
+        chat=True,
+        environments=environment,
+        conversation=Strict(),
+        clock=lambda: 0.0,
+    )
+    lane = flight.lane(max_in_flight=4)
+    group = Group(1, 0, "0" * 16, 0)
+    lane.launch(group, tasks(1)[0], [(0,), (1,)], SAMPLING)
+    while lane.open:
+        flight.advance()
+    assert environment.left == {}
+    reasons = [t.reason for t in group.trajectories]
+    assert reasons[0] is TerminationReason.ERROR
+    assert "the chat template refuses" in str(group.trajectories[0].error)
+    assert (reasons[1] is TerminationReason.ENV_DONE) == (where == "step")
+
+
+def test_an_observation_beyond_the_context_is_not_even_tokenized() -> None:
+    class Flood(Countdown):
+        def _say(self, key: int, kind: EnvironmentEventKind, **more: Any) -> None:
+            if more.get("messages"):
+                more["messages"] = ({"role": "tool", "content": "x" * 100_000},)
+            super()._say(key, kind, **more)
+
+    (trajectory,), _, _ = play(Flood(says=3))
+    assert trajectory.reason is TerminationReason.TRUNCATION
+    assert "longer than the context of 100 tokens" in str(trajectory.error)
+    assert trajectory.token_ids == [5, 6]

@@ -75,11 +75,12 @@ class GroupVerdict:
     all_success: bool
 
 
-_LIMITS = (
+LIMITS = (
     TerminationReason.TRUNCATION,
     TerminationReason.LIMIT_REACHED,
     TerminationReason.MAX_TURNS,
 )
+"""Endings that a limit caused."""
 
 
 def admit(trajectory: Trajectory, rules: AdmissionRules) -> Admission:
@@ -87,7 +88,7 @@ def admit(trajectory: Trajectory, rules: AdmissionRules) -> Admission:
     reason = trajectory.reason
     if reason is TerminationReason.ENV_DONE and trajectory.reward is not None:
         return Admission(True, trajectory.reward, "finished and graded")
-    if reason in _LIMITS:
+    if reason in LIMITS:
         return _zeroed(rules.train_on_truncation, "train_on_truncation", reason)
     if reason is TerminationReason.TIMEOUT:
         return _zeroed(rules.train_on_timeout, "train_on_timeout", reason)

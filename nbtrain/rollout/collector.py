@@ -18,15 +18,16 @@ knows every group, takes the same decisions, and trains on the groups that it sa
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.rollout.admission import AdmissionRules, GroupOutcome
-from nbtrain.rollout.draws import Draw, Draws
-from nbtrain.rollout.flight import Flight, Spent
+from nbtrain.rollout.draws import Draws
+from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.judging import JudgedGroup, judged_group, rejudged
+from nbtrain.rollout.lane import Spent
 from nbtrain.rollout.limits import Sampling, under_budget
 from nbtrain.rollout.pending import group_from_json, group_to_json
 from nbtrain.rollout.ranks import Alone, Ranks
@@ -36,6 +37,9 @@ __all__ = ["Batch", "Closing", "Collector", "CollectorSettings", "JudgedGroup"]
 
 _ROUND_SECONDS = 0.1
 """How long several ranks sample before they tell each other what came of it."""
+
+_LEAST_JUDGED = 8
+"""Groups without a single grade that are needed before graders are said to be down."""
 
 _GROUPS_NAMED = 5
 """Groups that a sentence names before it only counts."""
@@ -74,6 +78,8 @@ class Closing:
 
     cancelled: list[Group]
     discarded: list[JudgedGroup]
+    started: int = 0
+    """Groups started over the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,7 @@ class Collector:
         )
         self._cursor = 0  # the next position of the whole run, in waves
         self._own = 0  # draws of this rank
-        self._redo: deque[int] = deque()
+        self._redo: dict[int, set[int]] = {}  # draws to take up again, and which of their groups
         self._under_way: dict[int, int] = {}  # position by group id
         self._pending: list[JudgedGroup] = []
         self._carried: list[tuple[Group, int]] = []
@@ -134,6 +140,7 @@ class Collector:
         self._barren: set[int] = set()  # tasks tried since the last eligible group
         self._fruitful: int | None = None  # the task of that group
         self._deadline = float("inf")
+        self._current: Batch | None = None  # collected, or being so, and not recorded yet
 
     # --- what a resume goes on from --------------------------------------------------------------
 
@@ -142,11 +149,16 @@ class Collector:
 
         Every rank makes the call; all get the same.
         """
-        own = (self._own, sorted({*self._redo, *self._under_way.values()}))
+        unfinished = {position: set(numbers) for position, numbers in self._redo.items()}
+        for group_id, position in self._under_way.items():
+            unfinished.setdefault(position, set()).add(self._draws.number_in_draw(group_id))
+        own = (self._own, [[at, sorted(unfinished[at])] for at in sorted(unfinished)])
         everyone = self._ranks.gather(own)
         return {
             "tasks": self._count,
             "ranks": self._ranks.size,
+            "groups_each": self._draws.groups_each,
+            "group_size": self._settings.group_size,
             "draws": [one[0] for one in everyone],
             "unfinished": [one[1] for one in everyone],
             "pending": [group_to_json(j.group, owner=j.owner) for j in self._pending],
@@ -155,7 +167,8 @@ class Collector:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken.
 
-        Raises ``ValueError`` for other tasks or another number of ranks.
+        Groups of another size, or of other budgets, are not taken along: their tasks are drawn
+        again. Raises ``ValueError`` for other tasks or another number of ranks.
         """
         for what, now in (("tasks", self._count), ("ranks", self._ranks.size)):
             if state[what] != now:
@@ -164,10 +177,18 @@ class Collector:
         rank, size = self._ranks.rank, self._ranks.size
         self._own = state["draws"][rank]
         self._cursor = max((n - 1) * size + r + 1 if n else 0 for r, n in enumerate(state["draws"]))
+        again = {at: set(numbers) for one in state["unfinished"] for at, numbers in one}
+        each, here = state["groups_each"], self._draws.groups_each
+        if (each, state["group_size"]) == (here, self._settings.group_size):
+            self._carried = [group_from_json(one) for one in state["pending"]]
+        else:
+            again |= {(one["group_id"] - 1) // each: set() for one in state["pending"]}
+            again = {at: set(range(here)) for at in again}
         in_waves = self._settings.max_staleness == 0
-        again = state["unfinished"] if in_waves else [state["unfinished"][rank]]
-        self._redo = deque(sorted(position for one in again for position in one))
-        self._carried = [group_from_json(one) for one in state["pending"]]
+        if in_waves:  # all ranks go on from the furthest: what the others had before them is next
+            behind = [r + size * n for r, own in enumerate(state["draws"]) for n in range(own)]
+            again |= {at: set(range(here)) for at in set(range(self._cursor)) - set(behind)}
+        self._redo = {at: again[at] for at in sorted(again) if in_waves or at % size == rank}
 
     def new_policy(self, version: int) -> None:
         """The weights are those of ``version``."""
@@ -178,8 +199,8 @@ class Collector:
         """The budget that keeps another group from starting, in a sentence, ``None`` if none."""
         self._flight.budgets.share(self._ranks)
         if self._pending or self._anything_open():
-            return self._flight.budgets.spent_up()
-        return None if self._affordable(1) else self._cap()
+            return self._flight.budgets.exhausted(0)
+        return self._cap()
 
     def totals(self) -> tuple[int, int]:
         """Groups started over this run, and those in flight now, of all ranks."""
@@ -197,7 +218,7 @@ class Collector:
         self._deadline = began + self._settings.batch_timeout
         self._barren.clear()
         self._fruitful = None
-        batch = Batch(step)
+        batch = self._current = Batch(step)
         self._take_carried(batch)
         if self._settings.max_staleness == 0:
             self._waves(batch)
@@ -221,15 +242,27 @@ class Collector:
             self._replace(batch, judged, again)
         self._pending = kept
 
+    def recorded(self) -> None:
+        """The step whose batch was collected last stands in the run's rows."""
+        self._current = None
+
     def close(self) -> Closing:
-        """End of the run: nothing in flight or pending will be trained on any more."""
+        """End of the run: nothing in flight or pending will be trained on any more.
+
+        In the middle of a step, what completed in it counts as cancelled, as it has no row.
+        """
         mine = [*self._lane.take(), *self._lane.abandon()]
         cancelled = [g for groups in self._ranks.gather(mine) for g in self._over(groups)]
-        for judged in self._pending:
-            judged.outcome = GroupOutcome.DISCARDED
-            judged.why = "not needed before the run ended"
-        discarded, self._pending = self._pending, []
-        return Closing(cancelled, discarded)
+        waiting, self._pending = self._pending, []
+        if (batch := self._current) is not None:
+            cancelled += [*batch.cancelled, *(judged.group for judged in batch.groups)]
+            waiting += [*batch.used, *batch.changed]
+        discarded = {j.group.group_id: j for j in waiting if batch is None or j.step != batch.step}
+        for judged in discarded.values():
+            if judged.outcome in (GroupOutcome.PENDING, GroupOutcome.USED):
+                judged.outcome, judged.consumed_step = GroupOutcome.DISCARDED, None
+                judged.why = "not needed before the run ended"
+        return Closing(cancelled, list(discarded.values()), self.totals()[0])
 
     def _waves(self, batch: Batch) -> None:
         size = self._settings.batch_size
@@ -239,17 +272,17 @@ class Collector:
             missing = -(-(size - len(self._pending)) // each)
             count = self._affordable(min(missing, self._count - len(self._barren)))
             if count == 0:
-                batch.ended = batch.cut_short = self._cap()
+                batch.ended = batch.cut_short = self._cap() or "a budget was reached"
                 break
             for position in self._wave(count):
                 if position % self._ranks.size == self._ranks.rank:
-                    self._launch(self._draws.at(position))
+                    self._launch(position)
             stopped = self._finish_wave()
             self._take_round(batch, stopped, final=True)
 
     def _wave(self, count: int) -> list[int]:
         """The next positions of all ranks; first those that a run before left unfinished."""
-        again = [self._redo.popleft() for _ in range(min(count, len(self._redo)))]
+        again = list(self._redo)[:count]
         first, self._cursor = self._cursor, self._cursor + count - len(again)
         self._own = -(-(self._cursor - self._ranks.rank) // self._ranks.size)
         return [*again, *range(first, self._cursor)]
@@ -286,12 +319,12 @@ class Collector:
         while self._lane.free >= self._settings.group_size or not self._lane.open:
             if not self._flight.budgets.fits(self._lane_debt() + size):
                 return True
-            self._launch(self._draws.at(self._next_position()))
+            self._launch(self._next_position())
         return False
 
     def _next_position(self) -> int:
         if self._redo:
-            return self._redo.popleft()
+            return next(iter(self._redo))
         position = self._own * self._ranks.size + self._ranks.rank
         self._own += 1
         return position
@@ -301,25 +334,31 @@ class Collector:
         return len(self._lane.waiting)
 
     def _affordable(self, count: int) -> int:
-        """Of ``count`` draws, how many the budgets allow."""
-        budgets = self._flight.budgets
-        if budgets.spent_up() is not None:
-            return 0
+        """Of ``count`` draws, how many the budgets allow; all ranks say the same."""
         each = self._settings.group_size * self._draws.groups_each
-        while count and not budgets.fits(count * each):
+        while count and self._flight.budgets.exhausted(count * each):
             count -= 1
         return count
 
-    def _cap(self) -> str:
-        each = self._settings.group_size * self._draws.groups_each
-        return self._flight.budgets.exhausted(each) or "a budget was reached"
+    def _cap(self) -> str | None:
+        """The budget that keeps a draw from starting, in a sentence; all ranks say the same.
 
-    def _launch(self, draw: Draw) -> None:
-        sampling = self._settings.sampling
-        for group, streams in draw.groups:
-            self._under_way[group.group_id] = draw.position
+        Ahead of training every rank draws for itself, so each must be able to.
+        """
+        draws = 1 if self._settings.max_staleness == 0 else self._ranks.size
+        each = self._settings.group_size * self._draws.groups_each
+        return self._flight.budgets.exhausted(draws * each)
+
+    def _launch(self, position: int) -> None:
+        wanted = self._redo.pop(position, None)
+        draw = self._draws.at(position)
+        for number, (group, streams) in enumerate(draw.groups):
+            if wanted is not None and number not in wanted:
+                continue  # of a draw that is taken up again, done before
+            self._under_way[group.group_id] = position
             self._started += 1
-            self._lane.launch(group, draw.task, streams, under_budget(sampling, group.budget))
+            sampling = under_budget(self._settings.sampling, group.budget)
+            self._lane.launch(group, draw.task, streams, sampling)
 
     def _take_round(self, batch: Batch, stopped: str | None, *, final: bool) -> None:
         """Share what a round brought with all ranks, judge it, and see whether to go on.
@@ -345,7 +384,7 @@ class Collector:
     def _look(self, batch: Batch, budget: str | None, *, late: bool) -> None:
         """Say why collection ends, if it does, with the batch not full."""
         at_hand = f"{len(self._pending)} of {self._settings.batch_size} eligible groups"
-        if budget is None and not self._anything_open() and self._affordable(1) == 0:
+        if budget is None and not self._anything_open():
             budget = self._cap()
         if budget is not None:
             batch.ended = batch.cut_short = budget
@@ -434,7 +473,7 @@ class Collector:
 
         A grader that is down would otherwise cost a full pass over the tasks.
         """
-        enough = min(2 * self._settings.batch_size, self._count)
+        enough = min(max(2 * self._settings.batch_size, _LEAST_JUDGED), self._count)
         newest = batch.groups[-enough:]
         trajectories = [t for judged in newest for t in judged.group.trajectories]
         if len(newest) < enough or any(t.reward is not None for t in trajectories):

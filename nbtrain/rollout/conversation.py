@@ -25,6 +25,7 @@ Message = dict[str, Any]
 
 _ASKED, _THOUGHT, _SAID, _SEEN = "nbtrainasked", "nbtrainthought", "nbtrainsaid", "nbtrainseen"
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_MARK = re.compile(r"nbtrainmark(\d+)x")
 _CALL_ID = "000000000"  # nine digits: some templates insist
 
 
@@ -72,6 +73,8 @@ class ChatConversation:
         self._ends = frozenset(ends)
         texts = [tokenizer.decode([token]) for token in sorted(self._ends)]
         self._end_texts = [text for text in texts if text]
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        self._control_names = [token.content for token in added if token.special]
         self._raw = raw or not getattr(tokenizer, "chat_template", None)
         self._template_kwargs = dict(template_kwargs or {})
         self._parse = self._own_parser() if self._tools else None
@@ -87,6 +90,10 @@ class ChatConversation:
             text = prompt + (addition or "") if isinstance(prompt, str) else prompt
             return render_prompt(self._tokenizer, text, raw=True)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if addition and self._controls(addition):
+            marked = _with_addition(messages, _mark(0))
+            text = self._render(marked, generation=True, tools=self._tools)
+            return tuple(self._encode_marked(text, [addition]))
         text = self._render(_with_addition(messages, addition), generation=True, tools=self._tools)
         return tuple(self._encode(text))
 
@@ -149,9 +156,16 @@ class ChatConversation:
     def observation(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids from behind a reply's end token to where the next reply begins.
 
+        What the messages say stays text: the name of a control token in it ends no turn.
+
         Raises ``ValueError`` when the template cannot take such messages there.
         """
         said = [dict(message) for message in messages]
+        contents = [str(message.get("content") or "") for message in said]
+        if any(map(self._controls, contents)):
+            marked = [m | {"content": _mark(n)} for n, m in enumerate(said)]
+            text, cut = self._around(marked)
+            return self._encode_marked(text[cut:], contents)
         text, cut = self._around(said)
         ids = self._encode(text)
         # As many end tokens as the stand-in has, since the messages may hold some themselves.
@@ -277,11 +291,32 @@ class ChatConversation:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
+    def _controls(self, content: str) -> bool:
+        """Whether a text holds the name of a control token."""
+        return any(name in content for name in self._control_names)
+
+    def _encode_marked(self, text: str, contents: Sequence[str]) -> list[int]:
+        """Ids of a rendering in which marks stand for what was said, said as text and no more."""
+        ids: list[int] = []
+        for number, piece in enumerate(_MARK.split(text)):
+            if number % 2 == 0:
+                ids += self._encode(piece)
+            else:
+                plain = self._tokenizer(
+                    contents[int(piece)], add_special_tokens=False, split_special_tokens=True
+                )
+                ids += plain["input_ids"]
+        return ids
+
 
 _HINT_TOOLS = (
     "Choose a model whose chat template takes tools, or write the environment in the step form, "
     "answering with user messages"
 )
+
+
+def _mark(number: int) -> str:
+    return f"nbtrainmark{number}x"
 
 
 def _user() -> Message:

@@ -63,6 +63,10 @@ class Draws:
             groups.append((group, tuple(self._streams(task, epoch, number))))
         return Draw(position, task, tuple(groups))
 
+    def number_in_draw(self, group_id: int) -> int:
+        """Which of its draw's groups a group is, from 0."""
+        return (group_id - 1) % self.groups_each
+
     def number(self, group: Group) -> None:
         """Give a group's trajectories their ids."""
         for trajectory in group.trajectories:

@@ -118,7 +118,7 @@ class Ledger:
         if self._last is not None and (closing.cancelled or self._last[1].in_flight):
             step, page = self._last
             page.cancelled, page.in_flight = [*page.cancelled, *closing.cancelled], 0
-            found.steps[step] = _counts(page)
+            found.steps[step] = _counts(page) | {"started_groups": closing.started}
         return found
 
 
@@ -135,6 +135,7 @@ def _counts(page: _Page) -> dict[str, Any]:
         if judged.outcome not in (GroupOutcome.USED, GroupOutcome.PENDING)
         for t in judged.group.trajectories
     ]
+    taught_nothing += [t for group in page.cancelled for t in group.trajectories]
     return {
         "completed_groups": len(page.groups),
         "used_groups": outcomes[GroupOutcome.USED],

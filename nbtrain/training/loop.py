@@ -341,6 +341,7 @@ class Loop:
         }
         self._last_step = said(row)
         changes = self._ledger.changes(batch.changed)
+        self._collector.recorded()
         if self._recorder is None:
             return
         groups = [group_row(judged) for judged in batch.groups]
@@ -399,6 +400,8 @@ class Loop:
         self._between["validation"] += self._clock() - began
 
     def _save(self, reason: str) -> None:
+        if self._saved == self.step:
+            return  # it is there already
         began = self._clock()
         self._part = "saving"
         state = self.state_dict()

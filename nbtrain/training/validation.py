@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbtrain.rollout.admission import LIMITS
 from nbtrain.rollout.draws import VALIDATION_STREAM
 from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.ledger import trajectory_row
@@ -78,6 +79,7 @@ class Validator:
         the whole round.
         """
         began = self._clock()
+        self._flight.budgets.share(self._ranks)
         samples = self._settings.trajectories_per_task
         pairs = self._launch(samples)
         while self._lane.open:
@@ -88,7 +90,7 @@ class Validator:
         self._lane.take()
         gathered = [rows for one in self._ranks.gather(self._rows(pairs, samples)) for rows in one]
         trajectories = sorted(gathered, key=lambda row: int(row["trajectory_id"]))
-        rewards = [row["reward"] for row in trajectories if row["reward"] is not None]
+        rewards = [score for row in trajectories if (score := _score(row)) is not None]
         expected = len(self._tasks) * samples
         row = {
             "step": step,
@@ -102,11 +104,13 @@ class Validator:
         return Round(row, trajectories)
 
     def _launch(self, samples: int) -> list[tuple[Group, TaskView]]:
-        """Put this rank's share of the selection under way."""
+        """Put this rank's share of the selection under way, as far as the budgets allow."""
         pairs = []
         for number, task in enumerate(self._tasks):
             if number % self._ranks.size != self._ranks.rank:
                 continue
+            if not self._flight.budgets.fits(len(self._lane.waiting) + samples):
+                break
             group = Group(number, number, task.task_id, 0)
             seed = self._settings.seed
             streams = [(seed, VALIDATION_STREAM, task.key, 0, sample) for sample in range(samples)]
@@ -125,6 +129,17 @@ class Validator:
                     verdict = "cut off before it was graded"
                 rows.append(row | {"eligible": False, "verdict": verdict})
         return rows
+
+
+def _score(row: dict[str, Any]) -> float | None:
+    """What a sample counts as: its reward, but nothing above 0 for a reply that a limit cut.
+
+    As in training, where such a reply never earns anything; its recorded reward stays.
+    """
+    reward: float | None = row["reward"]
+    if row["reason"] in LIMITS:
+        return min(reward or 0.0, 0.0)
+    return reward
 
 
 def select(held_out: Sequence[TaskView], count: int) -> list[TaskView]:

@@ -17,7 +17,7 @@ from nbtrain.rollout.types import (
     Trajectory,
 )
 
-__all__ = ["Attempt", "Open", "Stage"]
+__all__ = ["Open", "Rollout", "Stage"]
 
 
 class Stage(Enum):
@@ -37,7 +37,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class Rollout:
     """A trajectory under way. ``spent`` are its seconds of execution so far, grading apart."""
 
     key: int
@@ -130,18 +130,18 @@ class Open:
     group: Group
     task: TaskView
     sampling: Sampling
-    attempts: list[Attempt] = field(default_factory=list)
+    rollouts: list[Rollout] = field(default_factory=list)
     running: int = 0
     grading: bool = False
     limit: float | None = None
     """Seconds its grading may take per call, where a trajectory's own limit is the shorter."""
 
-    def end(self, attempt: Attempt, reason: TerminationReason | None = None) -> bool:
+    def end(self, rollout: Rollout, reason: TerminationReason | None = None) -> bool:
         """Mark a trajectory as ended; whether it was the group's last."""
         if reason is not None:
-            attempt.trajectory.reason = reason
-        attempt.stage = Stage.ENDED
-        attempt.trajectory.seconds = attempt.spent
-        attempt.forget_observation()
+            rollout.trajectory.reason = reason
+        rollout.stage = Stage.ENDED
+        rollout.trajectory.seconds = rollout.spent
+        rollout.forget_observation()
         self.running -= 1
         return self.running == 0
