@@ -249,7 +249,9 @@ def logged(run: Run, first: int, last: int) -> None:
 @pytest.fixture(scope="module")
 def killed(ended: Followed) -> Run:
     """A run whose rank the system killed after step 4; until then its host saw 10,000 steps."""
-    run = start("killed", num_steps=5000, val_interval_steps=0, checkpoint_interval_steps=2)
+    run = start(
+        "killed", num_steps=5000, val_interval_steps=0, checkpoint_interval_steps=2, max_staleness=0
+    )
     host, rank = pids(run)
     until(lambda: run.progress.completed_steps >= 4)
     before = memory(host)
@@ -304,7 +306,9 @@ def test_a_resumed_run_says_once_where_it_goes_on(killed: Run) -> None:
 class NoUpdates:
     """Stands for the update, which keeps nothing but the optimizer."""
 
-    def update(self, groups: Any, learning_rate: float) -> UpdateReport:
+    history = None
+
+    def update(self, groups: Any, learning_rate: float, *, version: int) -> UpdateReport:
         return UpdateReport(True, None, {"loss": 0.5, "grad_norm": 1.0})
 
 

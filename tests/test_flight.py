@@ -71,14 +71,6 @@ class Countdown:
         new, self._events = self._events, []
         return new
 
-    @property
-    def waiting(self) -> int:
-        return 0
-
-    @property
-    def busy(self) -> int:
-        return len(self._events)
-
     def _say(self, key: int, kind: EnvironmentEventKind, **more: Any) -> None:
         self._events.append(EnvironmentEvent(key, kind, **({"seconds": self._seconds} | more)))
 
@@ -386,5 +378,5 @@ def test_an_observation_beyond_the_context_is_not_even_tokenized() -> None:
 
     (trajectory,), _, _ = play(Flood(says=3))
     assert trajectory.reason is TerminationReason.TRUNCATION
-    assert "longer than the context of 100 tokens" in str(trajectory.error)
+    assert "100,000 characters long" in str(trajectory.error)
     assert trajectory.token_ids == [5, 6]

@@ -195,6 +195,11 @@ class Collector:
         self._flight.new_policy(version)
         self._oldest = version - self._settings.max_staleness
 
+    def activity(self) -> str:
+        """How far the batch is, and what is under way."""
+        ready = f"{len(self._pending)} of {self._settings.batch_size} groups are ready to train on"
+        return f"{ready}; {self._flight.activity()}"
+
     def exhausted(self) -> str | None:
         """The budget that keeps another group from starting, in a sentence, ``None`` if none."""
         self._flight.budgets.share(self._ranks)

@@ -345,10 +345,12 @@ class Flight:
         conversation = self._lane_of[rollout.one].conversation
         assert conversation is not None, "environments come with a conversation"
         room = rollout.trajectory.turns < rollout.sampling.max_turns
-        if event.messages and not event.done and _beyond(event, rollout.sampling.max_context):
+        limit = rollout.sampling.max_context
+        letters = sum(len(str(message.get("content") or "")) for message in event.messages)
+        if not event.done and letters > _LONGEST_TOKEN * limit:
             rollout.trajectory.error = (
-                "what the environment said is longer than the context of "
-                f"{rollout.sampling.max_context:,} tokens"
+                f"what the environment said is {letters:,} characters long, "
+                f"more than the context of {limit:,} tokens can hold"
             )
             self._end(rollout, TerminationReason.TRUNCATION)
             return None
@@ -457,12 +459,6 @@ class Flight:
             lane.ungraded -= 1
             self._grading = {key: other for key, other in self._grading.items() if other is not one}
         del lane.open[one.group.group_id], self._lane_of[one]
-
-
-def _beyond(event: EnvironmentEvent, max_context: int) -> bool:
-    """Whether a text is too long for the context whatever its tokens: no use in making them."""
-    letters = sum(len(str(message.get("content") or "")) for message in event.messages)
-    return letters > _LONGEST_TOKEN * max_context
 
 
 def _blank(group: Group, sample: int, task: TaskView) -> Trajectory:

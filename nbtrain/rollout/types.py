@@ -211,16 +211,6 @@ class Environments(Protocol):
         """Answers since the last call; waits up to ``block`` seconds for the first."""
         ...
 
-    @property
-    def waiting(self) -> int:
-        """Environments queued for a process."""
-        ...
-
-    @property
-    def busy(self) -> int:
-        """Environments constructing, acting or closing at this moment."""
-        ...
-
 
 class Conversation(Protocol):
     """Between messages and token ids, for trajectories of several turns."""

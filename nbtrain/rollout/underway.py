@@ -81,6 +81,12 @@ class Rollout:
         allowed = room(sampling, held=len(ids), sampled=trajectory.output_tokens)
         if allowed < 1:
             trajectory.reason = full(sampling, sampled=trajectory.output_tokens)
+            if trajectory.observed and len(ids) >= sampling.max_context:
+                start, stop = trajectory.observed[-1]
+                trajectory.error = (
+                    f"what the environment said is {stop - start:,} tokens long, "
+                    f"the context is {sampling.max_context:,}"
+                )
             return None
         return SampleRequest(
             request_id=request_id,

@@ -55,6 +55,7 @@ class Job:
             self._move(ranks, Phase.TRAINING, "; ".join(filter(None, [restored, *parts.remarks])))
             parts.flight.budgets = setup.budgets(self._plan)
             parts.flight.budgets.start()
+            control.activity = loop.activity
             ending = loop.run()
             self._move(ranks, Phase.RECORDING)
         return ending

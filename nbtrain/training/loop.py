@@ -222,6 +222,16 @@ class Loop:
         self.policy.load_adapter_state(adapter)
         self._collector.new_policy(self.version)
 
+    def activity(self) -> str:
+        """What it does now, in a sentence; safe to ask at any moment."""
+        if self._part == "sampling":
+            return f"step {self.step + 1}: {self._collector.activity()}"
+        if self._part == "loss":
+            return f"step {self.step + 1}: the update"
+        if self._part == "validation":
+            return f"validation of the policy of step {self.step}"
+        return f"saving the checkpoint of step {self.step}"
+
     def run(self) -> Ending:
         """Train to the final step, or to where nothing is left to learn or to spend.
 
