@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from nbtrain.rollout.admission import AdmissionRules
 from nbtrain.rollout.collector import Collector, CollectorSettings
-from nbtrain.rollout.ragged import RaggedSampler
 from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.limits import Sampling
+from nbtrain.rollout.ragged import RaggedSampler
 from nbtrain.rollout.tokens import decode_completion, render_prompt
 from nbtrain.rollout.types import TaskView
 from nbtrain.training import checkpoints

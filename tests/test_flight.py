@@ -380,3 +380,9 @@ def test_an_observation_beyond_the_context_is_not_even_tokenized() -> None:
     assert trajectory.reason is TerminationReason.TRUNCATION
     assert "100,000 characters long" in str(trajectory.error)
     assert trajectory.token_ids == [5, 6]
+
+
+def test_an_observation_that_fills_the_context_is_named() -> None:
+    (trajectory,), _, _ = play(Countdown(says=3), sampling=replace(SAMPLING, max_context=7))
+    assert trajectory.reason is TerminationReason.TRUNCATION
+    assert trajectory.error == "what the environment said is 2 tokens long, the context is 7"

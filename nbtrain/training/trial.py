@@ -14,6 +14,7 @@ from nbtrain.errors import Problem
 from nbtrain.rewards.contract import GradeRequest
 from nbtrain.rewards.pool import RewardPool
 from nbtrain.rewards.trials import trial
+from nbtrain.rollout.admission import LIMITS
 from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.lane import Lane
 from nbtrain.rollout.limits import Sampling
@@ -147,7 +148,9 @@ def judge_environments(
     count = len(group.trajectories)
     what = f"{name}.step" if step else f"a tool of {name}"
     errors = [
-        t.error if name in t.error else f"{what}: {t.error}" for t in group.trajectories if t.error
+        t.error if name in t.error else f"{what}: {t.error}"
+        for t in group.trajectories
+        if t.error and t.reason not in LIMITS
     ]
     late = [error for error in errors if LATE in error]
     if late:
