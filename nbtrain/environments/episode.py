@@ -7,19 +7,19 @@ import contextlib
 import inspect
 import math
 import numbers
-import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
 from nbtrain.environments.contract import Contract, read_contract
+from nbtrain.environments.plain import NotPlainError, TooLargeError, exact_text, measured, plain
 from nbtrain.rewards.scoring import describe
 
-__all__ = ["Episode", "EpisodeError", "plain"]
+__all__ = ["Episode", "EpisodeError", "log"]
 
 _STATE_LIMIT = 1 << 20
-"""Bytes of one attribute that a reward may read; a larger one is left out, and the log says so."""
+"""Bytes of all that rewards may read; the largest attributes go first, and the log says so."""
 
 _STEP_RETURNS = "an observation, (observation, done) or (observation, reward, done)"
 
@@ -67,7 +67,7 @@ class Episode:
             kind = type(text).__name__
             msg = f"environment {self._name!r}: reset returned a {kind}; allowed: text or None"
             raise EpisodeError(msg)
-        return text
+        return None if text is None else exact_text(text)
 
     def act(self, reply: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
         """Its messages to a reply, and whether it is done."""
@@ -78,13 +78,13 @@ class Episode:
         return [self._call(call) for call in calls], not calls
 
     def finish(self) -> dict[str, Any]:
-        """Its public plain state, the reward among it."""
+        """Its public plain state, the reward among it: None where it can be no number."""
         state = self._public_state()
         own = getattr(self._environment, "get_reward", None)
         if callable(own):
             state["reward"] = _plain_or_none(self._guarded("get_reward", own))
         elif "reward" not in state and self._rewards:
-            state["reward"] = math.fsum(self._rewards)
+            state["reward"] = _total(self._rewards)
         return state
 
     def close(self) -> None:
@@ -94,9 +94,9 @@ class Episode:
             if callable(close):
                 self._guarded("close", close)
         except EpisodeError as error:
-            print(error, file=sys.stderr)
+            log(str(error))
         self._environment = None
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):
             self._runner.close()
 
     def _guarded(self, what: str, function: Any, *arguments: Any, **named: Any) -> Any:
@@ -136,9 +136,9 @@ class Episode:
         except TypeError as error:
             return _told(f"{name}: {error}")
         try:
-            return str(self._awaited(method(**arguments)))
+            return exact_text(str(self._awaited(method(**arguments))))
         except BaseException as error:  # the model reads it and goes on, as in TRL
-            print(f"tool {name!r} raised {describe(error)}", file=sys.stderr)
+            log(f"tool {name!r} raised {describe(error)}")
             return _told(f"{type(error).__name__}: {error}")
 
     # --- step
@@ -152,12 +152,12 @@ class Episode:
             observation, done = answer[0], answer[-1]
             done = _plain_or_none(done)
             if not isinstance(done, bool):
-                self._refuse(f"{answer[-1]!r:.60} for done")
+                self._refuse(f"{_shown(answer[-1])} for done")
             if len(answer) == 3 and answer[1] is not None:
-                reward = _plain_or_none(answer[1])
-                if not isinstance(reward, (int, float)):
-                    self._refuse(f"{answer[1]!r:.60} for the reward")
-                self._rewards.append(float(reward))
+                reward = _number(answer[1])
+                if reward is None:
+                    self._refuse(f"{_shown(answer[1])} for the reward")
+                self._rewards.append(reward)
         messages = self._messages(observation)
         return messages, done or not messages
 
@@ -165,7 +165,7 @@ class Episode:
         if observation is None:
             return []
         if isinstance(observation, str):
-            return [{"role": "user", "content": observation}]
+            return [{"role": "user", "content": exact_text(observation)}]
         if isinstance(observation, Mapping):
             observation = [observation]
         if not isinstance(observation, Sequence):
@@ -179,8 +179,9 @@ class Episode:
             or not isinstance(read.get("content"), str)
             or not isinstance(read.get("role"), str)
             or read["role"] == "assistant"
+            or not all(isinstance(name, str) for name in read)
         ):
-            self._refuse(f"the message {message!r:.80}")
+            self._refuse(f"the message {_shown(message)}")
         return read
 
     def _refuse(self, what: str) -> NoReturn:
@@ -194,60 +195,76 @@ class Episode:
     # --- state
 
     def _public_state(self) -> dict[str, Any]:
-        state = {}
-        for name in dir(self._environment):
+        state: dict[str, Any] = {}
+        sizes: dict[str, int] = {}
+        for found in self._guarded("its attributes", dir, self._environment):
+            name = exact_text(found) if isinstance(found, str) else "_"
             if name.startswith("_"):
                 continue
             try:
                 value = getattr(self._environment, name)
-            except Exception as error:
-                print(f"attribute {name!r} raised {describe(error)}", file=sys.stderr)
+                if not callable(value):
+                    state[name], sizes[name] = measured(value, _STATE_LIMIT)
                 continue
-            if callable(value):
-                continue
-            with contextlib.suppress(TypeError, RecursionError):
-                read = plain(value)
-                if len(pickle.dumps(read)) > _STATE_LIMIT:
-                    print(f"attribute {name!r} is too large for rewards", file=sys.stderr)
-                else:
-                    state[name] = read
+            except NotPlainError:
+                pass  # a lock, a client, a module: nothing that a reward should read
+            except TooLargeError:
+                log(f"attribute {name!r} is too large for rewards: over {_STATE_LIMIT} bytes")
+            except BaseException as error:
+                log(f"attribute {name!r} is left out; it raised {describe(error)}")
+            if name == "reward":
+                state[name], sizes[name] = None, 0
+        self._cut(state, sizes)
         return state
 
+    def _cut(self, state: dict[str, Any], sizes: Mapping[str, int]) -> None:
+        """Leave out the largest attributes until the others are within the limit together."""
+        total = sum(sizes.values())
+        for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            if total <= _STATE_LIMIT:
+                return
+            log(
+                f"attribute {name!r} of about {sizes[name]} bytes is left out: rewards may read "
+                f"{_STATE_LIMIT} bytes of an environment in all, and it has {total}"
+            )
+            total -= sizes[name]
+            del state[name]
 
-def plain(value: Any) -> Any:
-    """Numbers, text, booleans, None, and lists and dicts of them, as Python's own types.
 
-    Tuples become lists, NumPy's scalars numbers. Raises ``TypeError`` for anything else.
-    """
-    if value is None or isinstance(value, (bool, str)):
-        return value if value is None or isinstance(value, bool) else str(value)
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if isinstance(value, Mapping):
-        return {_key(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return plain(value.item())
-    msg = f"a {type(value).__name__} is no plain data"
-    raise TypeError(msg)
+def log(text: str) -> None:
+    """Into the log, where user code has left a stream to it."""
+    with contextlib.suppress(Exception):
+        print(text, file=sys.stderr)
 
 
 def _plain_or_none(value: Any) -> Any:
     try:
         return plain(value)
-    except (TypeError, RecursionError):
+    except BaseException as error:  # a hostile value raises wherever it is looked at
+        log(f"a value cannot be used: {describe(error)}")
         return None
 
 
-def _key(key: Any) -> Any:
-    found = plain(key)
-    if isinstance(found, (dict, list)):
-        msg = "a key is no plain value"
-        raise TypeError(msg)
-    return found
+def _number(value: Any) -> float | None:
+    """The reward of a step; NaN, which makes the trajectory ungraded, for one beyond floats."""
+    found = _plain_or_none(value)
+    if isinstance(found, (int, float)):
+        return float(found)
+    return math.nan if isinstance(value, numbers.Real) else None
+
+
+def _total(rewards: Sequence[float]) -> float:
+    try:
+        return math.fsum(rewards)
+    except (ValueError, OverflowError):  # infinities of both signs; a sum beyond floats
+        return math.nan
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except BaseException:
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def _told(error: str) -> str:

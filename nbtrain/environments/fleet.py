@@ -7,30 +7,29 @@ one that says how the process ended.
 from __future__ import annotations
 
 import itertools
-import pickle
 import selectors
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from nbtrain.environments.channel import Channel
+from nbtrain.environments.answers import CallKind, read_answer
+from nbtrain.environments.channel import Channel, ChannelError, framed
 from nbtrain.environments.nursery import Nursery
 from nbtrain.rewards.crew import how_it_died
 from nbtrain.rewards.output import Drain
 
-__all__ = ["LATE", "CallKind", "Ended", "Fleet", "Process"]
+__all__ = ["LATE", "Ended", "Fleet", "Process"]
 
 LATE = "did not answer within"
 """Stands in the error of every call that was killed at its limit."""
 
 _MOST_BREAKS = 3
 
-CallKind = Literal["open", "act", "close", "drop", "probe"]
-
 
 @dataclass(slots=True)
 class _Call:
+    number: int
     kind: CallKind
     limit: float
     what: str
@@ -70,6 +69,7 @@ class Fleet:
         self._idle: list[Process] = []
         self._ended: list[Ended] = []
         self._tokens = itertools.count(1)
+        self._calls = itertools.count(1)
         self._breaks = 0
         self._selector = selectors.DefaultSelector()
         self._drain = Drain(log_path, workers)
@@ -91,6 +91,11 @@ class Fleet:
         """Processes of a trajectory that are at work."""
         return sum(p.call is not None and p.key is not None for p in self._processes.values())
 
+    @property
+    def dropping(self) -> bool:
+        """Whether an environment is being closed."""
+        return any(p.call is not None and p.call.kind == "drop" for p in self._processes.values())
+
     def get(self) -> Process | None:
         """A process without work, a new one while there may be more, else ``None``."""
         if self._idle:
@@ -103,9 +108,13 @@ class Fleet:
         return process
 
     def send(self, process: Process, kind: CallKind, data: bytes, limit: float, what: str) -> None:
-        """Have a process do something within ``limit`` seconds; ``what`` names the user's code."""
-        process.call = _Call(kind, limit, what, time.monotonic())
-        process.channel.send(data)
+        """Have a process do something within ``limit`` seconds; ``what`` names the user's code.
+
+        ``data`` is the dumped message.
+        """
+        number = next(self._calls)
+        process.call = _Call(number, kind, limit, what, time.monotonic())
+        process.channel.send(framed(data, number))
         self._watch(process)
 
     def rest(self, process: Process) -> None:
@@ -117,8 +126,7 @@ class Fleet:
     def kill(self, process: Process) -> None:
         """Kill it, and all that it started; it counts until it is known to be dead."""
         process.key = process.call = None
-        process.failure = "killed"
-        self._nursery.kill(process.token)
+        self._condemn(process, "killed")
 
     def pump(self, wait: float) -> list[Ended]:
         """Calls that have ended, waiting up to ``wait`` seconds for one; the overdue are killed."""
@@ -149,23 +157,40 @@ class Fleet:
     # --- what comes --------------------------------------------------------------------------
 
     def _hear(self, process: Process) -> None:
+        if process.failure is not None:
+            return
         process.channel.flush()
         try:
-            for answer in process.channel.received():
-                self._breaks = 0
-                if process.call is not None:
-                    kind, process.call = process.call.kind, None
-                    self._ended.append(Ended(process, kind, answer))
-        except pickle.UnpicklingError as error:
-            text = f"environment {self._name!r} broke the channel to its process: {error}"
-            self._end_call(process, text)
+            for number, answer in process.channel.received():
+                self._answered(process, number, answer)
+        except Exception as error:  # whatever it sent, it fails alone
+            how = str(error) if isinstance(error, ChannelError) else repr(error)
+            text = f"environment {self._name!r} broke the channel to its process, which was killed"
+            self._end_call(process, f"{text}: {how}")
             return
         self._watch(process)
 
+    def _answered(self, process: Process, number: int, answer: Any) -> None:
+        call = process.call
+        if call is None or call.number != number:
+            msg = f"it answered to call {number}, which is not the one under way"
+            raise ChannelError(msg)
+        read = read_answer(call.kind, answer)
+        self._breaks = 0
+        process.call = None
+        self._ended.append(Ended(process, call.kind, read))
+
     def _end_call(self, process: Process, error: str, *, timed_out: bool = False) -> None:
-        """Kill a process in the middle of its call, which fails with ``error``."""
+        """Kill a process, in the middle of its call if it has one, which fails with ``error``."""
         self._fail(process, error, timed_out=timed_out)
-        process.failure = error
+        self._condemn(process, error)
+
+    def _condemn(self, process: Process, failure: str) -> None:
+        """Kill it and listen to it no more."""
+        process.failure = failure
+        if process in self._idle:
+            self._idle.remove(process)
+        self._unwatch(process)
         self._nursery.kill(process.token)
 
     def _fail(self, process: Process, error: str, *, timed_out: bool = False) -> None:
@@ -176,14 +201,17 @@ class Fleet:
             answer = {"error": error, "seconds": seconds, "timed_out": timed_out}
             self._ended.append(Ended(process, call.kind, answer))
 
+    def _unwatch(self, process: Process) -> None:
+        if process.channel.socket in self._selector.get_map():
+            self._selector.unregister(process.channel.socket)
+
     def _watch(self, process: Process) -> None:
         """Select what the channel waits for; nothing any more once the other side is gone."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.channel.unsent else 0)
         connection = process.channel.socket
         known = self._selector.get_map().get(connection)
         if process.channel.ended:
-            if known is not None:
-                self._selector.unregister(connection)
+            self._unwatch(process)
         elif known is None:
             self._selector.register(connection, events, process)
         elif known.events != events:
@@ -208,8 +236,7 @@ class Fleet:
         del self._processes[process.token]
         if process in self._idle:
             self._idle.remove(process)
-        if process.channel.socket in self._selector.get_map():
-            self._selector.unregister(process.channel.socket)
+        self._unwatch(process)
         process.channel.close()
         text = f"environment {self._name!r} gave no answer: {how}; see {self._log}"
         process.failure = process.failure or text

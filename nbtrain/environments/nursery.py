@@ -66,7 +66,7 @@ class Nursery:
     def hear(self) -> list[dict[str, Any]]:
         """Who died since the last call."""
         died = []
-        for told in self.channel.received():
+        for _, told in self.channel.received():
             if "loaded" in told:
                 self.loaded, self.failure = True, told["error"]
             else:

@@ -13,17 +13,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nbtrain.environments.channel import frame
+from nbtrain.environments.answers import CallKind
+from nbtrain.environments.channel import dumped
 from nbtrain.environments.contract import Contract
 from nbtrain.environments.events import EnvironmentEvent, EnvironmentEventKind
-from nbtrain.environments.fleet import CallKind, Ended, Fleet, Process
+from nbtrain.environments.fleet import Ended, Fleet, Process
 from nbtrain.environments.packing import read_packed
 from nbtrain.errors import Problem
 from nbtrain.rewards.crew import Closing
 
 __all__ = ["EnvironmentPool"]
 
-_DROP_SECONDS = 5.0
+_CLOSE_SECONDS = 10.0
+"""An environment that takes longer to close costs its process; its trajectory has ended already."""
+
+_LAST_SECONDS = 2.0
+"""How long the pool's end waits for those that are closing."""
 
 _ANSWERS = {
     "open": EnvironmentEventKind.OPENED,
@@ -38,8 +43,10 @@ class EnvironmentPool(Closing):
     Implements :class:`nbtrain.rollout.types.Environments`: every ``open``, ``act`` and ``close``
     is answered by one event, unless the key is dropped. A process is used again for the next
     trajectory, with a new object. A process that takes longer than its limit is killed with what
-    it started: ``start_seconds`` for construction and reset, and for closing; what ``act`` was
-    given. What environments print goes to ``log_path``, at most 10 MiB per process.
+    it started: ``start_seconds`` for construction and reset, and for telling its state; what
+    ``act`` was given. ``close`` of the environment runs after its state was told, for 10 s at most.
+    A process that answers what it was not asked, or over 64 MiB, is killed too, and its trajectory
+    fails alone. What environments print goes to ``log_path``, at most 10 MiB per process.
 
     Use it from one thread, which must outlive it: on Linux the processes die with it.
 
@@ -85,7 +92,7 @@ class EnvironmentPool(Closing):
 
     @property
     def busy(self) -> int:
-        """Environments constructing, acting or closing at this moment."""
+        """Environments constructing, acting or telling their state at this moment."""
         return self._fleet.busy
 
     def open(self, key: int, columns: Mapping[str, Any]) -> None:
@@ -97,7 +104,7 @@ class EnvironmentPool(Closing):
         if key in self._by_key or key in self._waiting:
             msg = f"environment {key} is open already"
             raise ValueError(msg)
-        self._waiting[key] = frame({"call": "open", "columns": dict(columns)})
+        self._waiting[key] = dumped({"call": "open", "columns": dict(columns)})
         self._start_waiting()
 
     def act(self, key: int, reply: Mapping[str, Any], *, limit: float) -> None:
@@ -105,13 +112,13 @@ class EnvironmentPool(Closing):
 
         Raises ``ValueError`` for a key that is not open, or has not answered yet.
         """
-        data = frame({"call": "act", "reply": dict(reply)})
+        data = dumped({"call": "act", "reply": dict(reply)})
         self._call(key, "act", data, min(limit, self.most_seconds), self._acting(reply))
 
     def close(self, key: int) -> None:
         """Ask for its state, then let it go. Raises ``ValueError`` as :meth:`act` does."""
-        what = f"the end of {self.name} (get_reward, close)"
-        self._call(key, "close", frame({"call": "close"}), self.start_seconds, what)
+        what = f"the end of {self.name} (get_reward and its attributes)"
+        self._call(key, "close", dumped({"call": "close"}), self.start_seconds, what)
 
     def drop(self, keys: Iterable[int]) -> None:
         """Let these go at once, whatever they are doing; no event comes any more.
@@ -124,12 +131,10 @@ class EnvironmentPool(Closing):
             del self._waiting[key]
         self._events = [event for event in self._events if event.key not in gone]
         for process in [self._by_key.pop(key) for key in gone if key in self._by_key]:
-            process.key = None
             if process.call is not None:
                 self._fleet.kill(process)
-            elif process.failure is None:
-                data = frame({"call": "drop"})
-                self._fleet.send(process, "drop", data, _DROP_SECONDS, f"{self.name}.close")
+            else:
+                self._let_go(process)
         self._start_waiting()
 
     def events(self, block: float = 0.0) -> list[EnvironmentEvent]:
@@ -168,6 +173,9 @@ class EnvironmentPool(Closing):
         return None
 
     def _end(self) -> None:
+        end = time.monotonic() + _LAST_SECONDS
+        while self._fleet.dropping and (left := end - time.monotonic()) > 0:
+            self._fleet.pump(left)
         self._fleet.stop()
         self._by_key.clear()
         self._waiting.clear()
@@ -185,7 +193,7 @@ class EnvironmentPool(Closing):
     def _probe(self) -> dict[str, Any]:
         while (process := self._fleet.get()) is None:
             self._pump(self.start_seconds)
-        data = frame({"call": "probe"})
+        data = dumped({"call": "probe"})
         self._fleet.send(process, "probe", data, self.start_seconds, f"{self.name}()")
         while not self._probed:
             self._pump(self.start_seconds)
@@ -208,7 +216,7 @@ class EnvironmentPool(Closing):
         if process.failure is None:
             self._fleet.send(process, kind, data, limit, what)
         else:  # it died since its last answer
-            self._release(key)
+            self._let_go(self._by_key.pop(key))
             self._failed(key, {"error": process.failure})
 
     def _start_waiting(self) -> None:
@@ -232,14 +240,16 @@ class EnvironmentPool(Closing):
 
     def _take(self, ended: Ended) -> None:
         process, kind, answer = ended
-        key = process.key
         if kind == "probe":
             self._probed.append(answer)
+            self._let_go(process)
+            return
+        key = process.key
         if key is None:
             self._fleet.rest(process)
             return
         if "error" in answer or kind == "close":
-            self._release(key)
+            self._let_go(self._by_key.pop(key))
         if "error" in answer:
             self._failed(key, answer)
             return
@@ -255,8 +265,12 @@ class EnvironmentPool(Closing):
             )
         )
 
-    def _release(self, key: int) -> None:
-        self._fleet.rest(self._by_key.pop(key))
+    def _let_go(self, process: Process) -> None:
+        """Close its environment, if it lives; it takes the next one when that is done."""
+        process.key = None
+        if process.failure is None:
+            data = dumped({"call": "drop"})
+            self._fleet.send(process, "drop", data, _CLOSE_SECONDS, f"{self.name}.close")
 
     def _failed(self, key: int, answer: Mapping[str, Any]) -> None:
         self._events.append(

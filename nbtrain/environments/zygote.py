@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from nbtrain.environments.channel import frame, receive
-from nbtrain.environments.episode import Episode, EpisodeError
+from nbtrain.environments.episode import Episode, EpisodeError, log
 from nbtrain.environments.packing import Packed, read_packed
 from nbtrain.processes import (
     become_subreaper,
@@ -153,7 +153,7 @@ class _Keeper:
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed()
             assert self._packed is not None
-            _live(socket.socket(fileno=descriptor), self._packed, self._factory)
+            _Life(self._packed, self._factory).run(socket.socket(fileno=descriptor))
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
@@ -191,51 +191,55 @@ class _Keeper:
 # --- in a forked process ---------------------------------------------------------------------
 
 
-def _live(connection: socket.socket, packed: Packed, factory: Any) -> None:
-    episode: Episode | None = None
-    while (message := receive(connection)) is not None:
-        began = time.monotonic()
+class _Life:
+    """One environment after another, as the pool asks for them."""
+
+    def __init__(self, packed: Packed, factory: Any) -> None:
+        self._packed = packed
+        self._factory = factory
+        self._episode: Episode | None = None
+
+    def run(self, connection: socket.socket) -> None:
+        pid = os.getpid()
+        while (received := receive(connection)) is not None:
+            call, message = received
+            began = time.monotonic()
+            answer = self._answer(message)
+            if os.getpid() != pid:  # user code forked and came back twice: one answers
+                os._exit(0)
+            answer["seconds"] = time.monotonic() - began
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # user code may have replaced or closed it
+                    stream.flush()
+            connection.sendall(frame(answer, call))
+
+    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         try:
-            episode, answer = _handle(episode, message, packed, factory)
+            return self._handle(message)
         except EpisodeError as error:
-            answer = {"error": str(error)}
-            print(error, file=sys.stderr)
-            if episode is not None:
-                episode.close()
-            episode = None
-        answer["seconds"] = time.monotonic() - began
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # user code may have replaced or closed it
-                stream.flush()
-        connection.sendall(frame(answer))
+            text = str(error)
+        except BaseException as error:  # a hostile value raises wherever it is looked at
+            text = f"environment {self._packed.name!r} raised {describe(error)}"
+        log(text)
+        return {"error": text}
 
+    def _handle(self, message: dict[str, Any]) -> dict[str, Any]:
+        match message["call"]:
+            case "open":
+                return {"text": self._begin().reset(message["columns"])}
+            case "probe":
+                return {"contract": self._begin().contract.to_json()}
+            case "drop":
+                if self._episode is not None:
+                    self._episode.close()
+                self._episode = None
+                return {}
+        assert self._episode is not None
+        if message["call"] == "act":
+            messages, done = self._episode.act(message["reply"])
+            return {"messages": messages, "done": done}
+        return {"state": self._episode.finish()}
 
-def _handle(
-    episode: Episode | None, message: dict[str, Any], packed: Packed, factory: Any
-) -> tuple[Episode | None, dict[str, Any]]:
-    match message["call"]:
-        case "open":
-            episode = Episode(packed.name, factory, packed.contract)
-            try:
-                return episode, {"text": episode.reset(message["columns"])}
-            except EpisodeError:
-                episode.close()
-                raise
-        case "probe":
-            made = Episode(packed.name, factory, packed.contract)
-            try:
-                return None, {"contract": made.contract.to_json()}
-            finally:
-                made.close()
-    assert episode is not None
-    match message["call"]:
-        case "act":
-            messages, done = episode.act(message["reply"])
-            return episode, {"messages": messages, "done": done}
-        case "close":
-            state = episode.finish()
-            episode.close()
-            return None, {"state": state}
-        case _:
-            episode.close()
-            return None, {}
+    def _begin(self) -> Episode:
+        self._episode = Episode(self._packed.name, self._factory, self._packed.contract)
+        return self._episode

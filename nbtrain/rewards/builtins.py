@@ -93,9 +93,13 @@ class _Environment(_BuiltIn):
 
     def __call__(self, completion: str, environment: Any) -> float | None:
         found = getattr(environment, "reward", None)
-        if not isinstance(found, (int, float)) or not math.isfinite(found):
+        if not isinstance(found, (int, float)):
             return None
-        return float(found)
+        try:
+            number = float(found)
+        except OverflowError:  # a whole number beyond floats
+            return None
+        return number if math.isfinite(number) else None
 
 
 def environment() -> _Environment:
