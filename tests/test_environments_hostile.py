@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import pickle
@@ -76,8 +77,7 @@ class Saboteur:
         self.reward = 1.0
 
     def step(self, reply: str) -> str:
-        from nbtrain.environments import zygote
-
+        zygote: Any = importlib.import_module("nbtrain.environments.zygote")
         head = struct.Struct(">QQ")
 
         def says(answer: Any) -> None:
@@ -216,13 +216,12 @@ def test_an_answer_says_how_long_it_took(seconds: Any) -> None:
 class Forker:
     def reset(self, forks: bool) -> None:
         self.forks = forks
-        self.reward = 0.5
+        self._process = os.getpid()
 
     def step(self, reply: str) -> str:
-        if self.forks and os.fork() == 0:
-            self.forks = False  # the twin comes back too
-            time.sleep(0.05)
-        return f"to {reply}"
+        if self.forks and os.fork() != 0:
+            time.sleep(0.1)  # the twin, which comes back too, would answer first
+        return f"{os.getpid() == self._process} {reply}"
 
 
 def test_a_twin_by_fork_never_answers(pool: Open) -> None:
@@ -232,8 +231,8 @@ def test_a_twin_by_fork_never_answers(pool: Open) -> None:
         for turn in range(3):
             event = act(environments, key, f"{key}.{turn}")
             assert event.kind is Kind.OBSERVED, event.error
-            assert event.messages[0]["content"] == f"to {key}.{turn}"
-        assert closed(environments, key) == {"forks": key % 2 == 0, "reward": 0.5}
+            assert event.messages[0]["content"] == f"True {key}.{turn}"
+        assert closed(environments, key) == {"forks": key % 2 == 0}
 
 
 # --- closing ---------------------------------------------------------------------------------
