@@ -23,6 +23,7 @@ from nbtrain.store import open_store
 STEPS = 12
 OPTIONS: dict[str, Any] = {
     "num_steps": STEPS,
+    "max_staleness": 0,
     "batch_size": 3,
     "group_size": 4,
     "learning_rate": 1e-3,
