@@ -7,6 +7,10 @@ Both arms sample the same prompts (groups of 8) from the same weights at tempera
 thread, interleaved. A random part of the vocabulary are the end ids, chosen so that a token ends
 its reply with probability about ``1 / mean``: replies are as ragged as real ones, and equally so
 in both arms. Counted are the tokens up to each reply's end.
+
+The last line is the ragged arm's share of the machine's own limit: the tokens that one thread
+could decode if a step of all slots were nothing but the base weights' matrix products, at the
+rate this process reaches on products of that shape.
 """
 
 from __future__ import annotations
@@ -127,8 +131,25 @@ def measure(arms: dict[str, Callable[[int], int]], rounds: int) -> dict[str, flo
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
+def matmul_limit(model: nn.Module, slots: int) -> float:
+    """Tokens per CPU second of ``slots`` rows through every base weight matrix, and no more."""
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear) and m.in_features > 16]
+    layers = [m for m in layers if m.out_features > 16]  # the adapters' own are left out
+    shapes = [(m.in_features, m.out_features, m.weight.dtype) for m in layers]
+    weights = [m.weight for m in layers]
+    rows = {(i, d): torch.randn(slots, i, dtype=d) for i, _, d in shapes}
+    best = float("inf")
+    with torch.inference_mode():
+        for _ in range(7):
+            began = time.process_time()
+            for (width, _, dtype), weight in zip(shapes, weights, strict=True):
+                torch.nn.functional.linear(rows[width, dtype], weight)
+            best = min(best, time.process_time() - began)
+    return slots / best
+
+
 def main() -> None:
-    """Measure and print one line an arm and one for the ratio."""
+    """Measure and print one line an arm, one for the ratio and one for the share of the limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="", help="model folder; default: a random small Llama")
     parser.add_argument("--lora", action=argparse.BooleanOptionalAction, default=True)
@@ -161,6 +182,8 @@ def main() -> None:
     for name, rate in rates.items():
         print(f"{name:9s} {rate:9.1f} tokens per CPU second")
     print(f"ratio     {rates['ragged'] / rates['generate']:9.2f}")
+    limit = matmul_limit(model, arguments.slots)
+    print(f"limit     {limit:9.1f}, of which ragged reaches {rates['ragged'] / limit:.0%}")
 
 
 if __name__ == "__main__":
