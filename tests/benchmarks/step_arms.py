@@ -5,6 +5,7 @@ Each runs in a process of its own and returns CPU seconds, tokens and seconds by
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections import defaultdict
@@ -215,6 +216,8 @@ def run_nbtrain(case: Case) -> Meter:
             )
             update = meter.timed("forward", updater.update)
             pool.check_start()
+            gc.collect()
+            gc.freeze()  # as a job does
             meter.start()
             for step in range(1, case.steps + 1):
                 batch = collector.collect(step)
