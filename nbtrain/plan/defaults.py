@@ -11,6 +11,8 @@ from nbtrain.plan.fields import Compute, show
 from nbtrain.plan.registry import BaseModelInfo
 
 MAX_CONCURRENT = 1024
+MOST_REWARD_WORKERS, MOST_ENVIRONMENT_WORKERS = 4, 64
+"""What ``null`` comes to at most; a machine with fewer cores scores in fewer processes."""
 _CLIP = {"gspo": (3e-4, 4e-4), "grpo": (0.2, 0.2)}  # the ranges their authors publish
 STALE_GSPO_CLIP = (0.02, 0.02)
 """GSPO's range with ``max_staleness`` above 0. The published one clips most sequences there: the

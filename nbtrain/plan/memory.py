@@ -85,7 +85,7 @@ def memory_of(
     linear += 0 if sizes.experts else 3 * (hidden + inner)  # the adapter leaves experts alone
     adapter = 4 * layers * plan["lora_rank"] * linear
     stale = plan["max_staleness"]
-    kept = stale + 1 if stale else 0
+    kept = stale + 1 if stale and wide < 4 else 0  # in fp32 none is needed
     context = min(model.max_context, longest + prompt_tokens)
     kv_token = 2 * layers * keys * wide
     kv_one = kv_token * context

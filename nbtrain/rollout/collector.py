@@ -309,10 +309,9 @@ class Collector:
             while stopped is None:
                 self._flight.advance()
                 stopped = self._flight.budgets.spent_up()
-                done = bool(self._lane.done) or (over and not self._lane.open)
-                if self._ranks.size == 1 and (done or self._clock() > self._deadline):
+                if (over and not self._lane.open) or self._clock() > self._deadline:
                     break
-                if self._ranks.size > 1 and self._clock() > until:
+                if self._lane.done if self._ranks.size == 1 else self._clock() > until:
                     break
                 if not over and self._lane.free >= self._settings.group_size:
                     over = self._fill()

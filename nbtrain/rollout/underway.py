@@ -142,10 +142,9 @@ class Open:
     limit: float | None = None
     """Seconds its grading may take per call, where a trajectory's own limit is the shorter."""
 
-    def end(self, rollout: Rollout, reason: TerminationReason | None = None) -> bool:
+    def end(self, rollout: Rollout, reason: TerminationReason) -> bool:
         """Mark a trajectory as ended; whether it was the group's last."""
-        if reason is not None:
-            rollout.trajectory.reason = reason
+        rollout.trajectory.reason = reason
         rollout.stage = Stage.ENDED
         rollout.trajectory.seconds = rollout.spent
         rollout.forget_observation()

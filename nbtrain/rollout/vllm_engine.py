@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import math
@@ -19,16 +18,10 @@ import torch
 from nbtrain.errors import Problem, StartChecksFailed
 from nbtrain.rollout.vllm_scoring import Drawing, Scoring
 
-__all__ = ["VllmEngine", "prepare_process", "vllm_installed"]
+__all__ = ["VllmEngine", "prepare_process"]
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as largest rank; an adapter of a lower one fits in."""
-
-
-def vllm_installed() -> bool:
-    """Whether vLLM can be imported here."""
-    found = importlib.util.find_spec("vllm")
-    return found is not None and found.origin is not None
 
 
 def prepare_process(*, cpu: bool) -> None:

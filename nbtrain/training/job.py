@@ -86,13 +86,15 @@ class Job:
     def _loop(self, parts: Parts, ranks: Ranks, control: Control | FollowerControl) -> Loop:
         plan, policy = self._plan, parts.policy
         stale = plan["max_staleness"]
+        # In fp32 the sampler's own log-probs are good enough: nothing is scored by older adapters
+        keeps = stale > 0 and not policy.exact
         updater = Updater(
             policy,
             setup.update_settings(plan),
             weight_decay=plan["weight_decay"],
             tick=control,
             ranks=ranks,
-            history=AdapterHistory(policy.trainable, stale + 1) if stale else None,
+            history=AdapterHistory(policy.trainable, stale + 1) if keeps else None,
         )
         collector = Collector(
             parts.train, parts.flight, setup.collector_settings(plan, policy), ranks=ranks

@@ -170,7 +170,7 @@ def _most_ungraded(plan: ResolvedPlan) -> int:
     """Groups that may wait for their grades: what slow rewards could still bring in time."""
     if plan["max_staleness"] == 0:
         return 512
-    at_work = -(-(plan["reward_workers"] or 4) // plan["group_size"])
+    at_work = -(-(plan["reward_workers"] or defaults.MOST_REWARD_WORKERS) // plan["group_size"])
     return int((plan["max_staleness"] + 1) * plan["batch_size"] + at_work)
 
 

@@ -17,6 +17,7 @@ from nbtrain.catalog import Catalog, Workload, tokenizer_digest
 from nbtrain.catalog.thinking import template_arguments
 from nbtrain.environments import EnvironmentPool
 from nbtrain.errors import Problem, StartChecksFailed
+from nbtrain.plan import defaults
 from nbtrain.plan.memory import PROMPT_TOKENS, Memory, memory_of, memory_problem
 from nbtrain.plan.preflight import longest_reply
 from nbtrain.plan.resolved import ResolvedPlan
@@ -47,9 +48,6 @@ log = logging.getLogger("nbtrain.training")
 
 TRIAL_STREAM = 2
 """Random streams of the start check's trial group, apart from training and validation."""
-
-MOST_REWARD_WORKERS = 4
-MOST_ENVIRONMENT_WORKERS = 64
 
 
 @dataclass(slots=True)
@@ -172,7 +170,7 @@ class Starter:
     def _rewards(self, workload: Workload) -> RewardPool:
         return RewardPool(
             workload.rewards_path,
-            workers=self._workers("reward_workers", MOST_REWARD_WORKERS),
+            workers=self._workers("reward_workers", defaults.MOST_REWARD_WORKERS),
             timeout_seconds=self._plan["reward_timeout_seconds"],
             log_path=self._folder / "logs" / self._log("rewards"),
         )
@@ -200,7 +198,9 @@ class Starter:
             return None
         plan = self._plan
         stated = plan["environment_workers"]
-        total = stated or min(MOST_ENVIRONMENT_WORKERS, plan["max_concurrent_trajectories"])
+        total = stated or min(
+            defaults.MOST_ENVIRONMENT_WORKERS, plan["max_concurrent_trajectories"]
+        )
         pool = stack.enter_context(
             EnvironmentPool(
                 workload.environment_path,
