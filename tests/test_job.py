@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 import nbtrain
 from nbtrain import Client, Run
@@ -236,3 +237,24 @@ def test_prompts_that_fill_the_context_are_refused_by_row(home: Path) -> None:
     assert "no room for a reply" in failure
     assert "31" in failure
     assert "1023 tokens" in failure
+
+
+@pytest.mark.parametrize(("precision", "kept"), [("fp32", False), ("bf16", True)])
+def test_older_adapters_are_kept_only_where_they_score_something(
+    home: Path, precision: str, kept: bool
+) -> None:
+    """In fp32 the sampler's log-probs stand; below it, those of the version that sampled."""
+    made = nbtrain.workload(
+        "spread", tasks=TASKS, rewards=[spread], base_model="nbtrain/tiny", held_out=0.0
+    )
+    options = OPTIONS | {"precision": precision, "val_interval_steps": 0, "max_staleness": 3}
+    run = Client().training.create(bench_id=made.id, options=options)
+    run.wait(timeout=240)
+    with open_store() as store:
+        last = store.checkpoints(store.find_run(run.id).key)[-1]
+    saved = load_file(Path(last.path) / "training_state.safetensors")
+    assert any(name.startswith("history/") for name in saved) == kept
+
+
+def spread(completion: str, task: dict[str, Any]) -> float:
+    return len(completion) / 100
