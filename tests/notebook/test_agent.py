@@ -19,7 +19,8 @@ def test_the_notebook_trains_two_agents(home: Path) -> None:
             cell.outputs = []
             cell.source = cell.source.replace("num_steps: 40", "num_steps: 8")
             cell.source = cell.source.replace("num_steps: 10", "num_steps: 2")
-            cell.source = cell.source.replace("(step=40)", "(step=8)").replace("(step=10)", "(step=2)")
+            cell.source = cell.source.replace("(step=40)", "(step=8)")
+            cell.source = cell.source.replace("(step=10)", "(step=2)")
     NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     runs = Client().training.runs
     agent, chances = runs.get("agent"), runs.get("chances")
