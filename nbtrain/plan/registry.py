@@ -17,10 +17,19 @@ Template = Literal["none", "plain", "tools"]
 
 @dataclass(frozen=True, slots=True)
 class MachineInfo:
-    """What the machine has: GPUs that torch could use, and whether vLLM is installed."""
+    """What the machine has: GPUs that torch could use, whether vLLM is installed."""
 
     gpus: int = 0
     vllm: bool = False
+    memory_gib: float | None = None
+    """Host memory, where it can be told."""
+    int4: bool = False
+    """Whether bitsandbytes, which holds weights in four bits, is installed."""
+
+    @property
+    def device_profile(self) -> str:
+        """What the catalog calls the device that jobs train on here."""
+        return "gpu" if self.gpus else "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,16 @@ class WorkloadInfo(Protocol):
     @property
     def environment_form(self) -> Literal["tools", "step", "unknown"] | None:
         """How its environment is talked to; ``None`` without one."""
+        ...
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether it has tasks of its own; options train on those, a descriptor on its dataset."""
+        ...
+
+    @property
+    def grader(self) -> str | None:
+        """The grader that its evaluations use and a descriptor's reward defaults to, if any."""
         ...
 
     def split_info(self, *, validation: bool) -> SplitInfo:
@@ -213,6 +232,101 @@ class CheckpointInfo(Protocol):
         ...
 
 
+class DatasetInfo(Protocol):
+    """A registered dataset as the plan sees it, told without reading its rows."""
+
+    @property
+    def dataset_id(self) -> str:
+        """SHA-256 of its examples, 64 hex digits."""
+        ...
+
+    @property
+    def name(self) -> str | None:
+        """The alias it was asked for by, if any."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Number of examples."""
+        ...
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Keys that rows have besides ``messages``, sorted."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, tuple[int, int]]:
+        """How many rows are of a kind, and the physical line of the first, for the kinds that
+        occur: ``images`` (an image part), ``unanswered`` (the last message is not the
+        assistant's), ``tools`` (a tool list, tool calls or tool results).
+        """
+        ...
+
+
+class AdapterInfo(Protocol):
+    """A registered model, that is an adapter, as the plan sees it."""
+
+    @property
+    def model_id(self) -> str:
+        """64 hex digits."""
+        ...
+
+    @property
+    def name(self) -> str | None:
+        """The alias it was asked for by, if any."""
+        ...
+
+    @property
+    def base_model_slug(self) -> str:
+        """Slug of the model it belongs to."""
+        ...
+
+    @property
+    def base_fingerprint(self) -> str:
+        """Fingerprint of that model."""
+        ...
+
+    @property
+    def config_hash(self) -> str:
+        """Recipe that made it."""
+        ...
+
+    @property
+    def weights_digest(self) -> str:
+        """SHA-256 of its weights file."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Its folder, as PEFT loads it."""
+        ...
+
+    @property
+    def lora(self) -> Mapping[str, Any]:
+        """``lora_rank``, ``lora_alpha`` and ``lora_target_modules`` of its run's plan."""
+        ...
+
+
+class BundleInfo(Protocol):
+    """A registered bundle of Python modules and data files as the plan sees it."""
+
+    @property
+    def bundle_id(self) -> str:
+        """SHA-256 of its bytes, 64 hex digits."""
+        ...
+
+    @property
+    def name(self) -> str | None:
+        """The alias it was asked for by, if any."""
+        ...
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Dotted names of the modules that can be imported from it, sorted."""
+        ...
+
+
 class Registry(Protocol):
     """Everything a plan can name. References are names, ids, unambiguous id prefixes or objects."""
 
@@ -234,4 +348,16 @@ class Registry(Protocol):
 
     def machine(self) -> MachineInfo:
         """What this machine has."""
+        ...
+
+    def dataset(self, ref: object) -> DatasetInfo:
+        """The dataset of this name, id, id prefix or object."""
+        ...
+
+    def model(self, ref: object) -> AdapterInfo:
+        """The registered model of this name, id, id prefix or object."""
+        ...
+
+    def bundle(self, ref: object) -> BundleInfo:
+        """The bundle of this name, id, id prefix or object."""
         ...

@@ -57,11 +57,45 @@ class ParentRef:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetRef:
+    """A registered dataset: content hash, the name it was asked for by, number of rows."""
+
+    dataset_id: str
+    name: str | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A registered adapter that a reinforcement run starts from; ``path`` is its folder."""
+
+    model_id: str
+    name: str | None
+    config_hash: str
+    weights_digest: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class SmokeRef:
+    """A smoke check: rows from the start, a cap on updates, the score a working run reaches."""
+
+    slice_size: int
+    max_steps: int
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedPlan:
     """What the run will really train under.
 
     ``start_step`` is the restored global step (0 for a fresh run or ``load_weights_only``) and
     ``total_steps`` the global step at which the run ends: ``start_step + num_steps``.
+
+    ``door`` tells how it was stated. A descriptor's plan also has its ``dataset``, ``reward`` (the
+    terms with their bundles' hashes) and ``grader`` (for evaluations); ``settings`` has the
+    options of a reinforcement run under their own names whatever the door, and those of a
+    supervised run under the snake_case names of the descriptor's fields.
     """
 
     settings: Mapping[str, Setting]
@@ -74,6 +108,27 @@ class ResolvedPlan:
     config_hash: str
     admission: Literal["filtered", "as_graded"] = "filtered"
     hints: tuple[str, ...] = field(default=())
+    door: Literal["options", "descriptor"] = "options"
+    dataset: DatasetRef | None = None
+    validation_dataset: DatasetRef | None = None
+    reward: Mapping[str, Any] | None = None
+    grader: str | None = None
+    warm_start: ModelRef | None = None
+    smoke: SmokeRef | None = None
+    config: Mapping[str, Any] | None = None
+    """The descriptor's ``config`` as resolved and hashed, nested and camelCase."""
+    execution: Mapping[str, Any] | None = None
+    """The descriptor's ``execution`` as resolved; recorded, not hashed."""
+    field_origins: Mapping[str, Origin] | None = None
+    """Origin of every field of a descriptor, by its full dotted path."""
+    description: str | None = None
+    config_name: str | None = None
+    submission_id: str | None = None
+
+    @property
+    def method(self) -> str:
+        """``gspo``, ``grpo`` or ``sft``."""
+        return str(self["algorithm"])
 
     def __getitem__(self, name: str) -> Any:
         """The value of the option ``name``. Raises ``KeyError`` for a name that is no option."""
@@ -106,6 +161,9 @@ class ResolvedPlan:
             "config_hash": self.config_hash,
             "admission": self.admission,
             "hints": list(self.hints),
+            "door": self.door,
+            **{name: _fields(ref) for name in _REFS if (ref := getattr(self, name)) is not None},
+            **{name: v for name in _OWN if (v := getattr(self, name)) is not None},
         }
 
     @classmethod
@@ -125,8 +183,23 @@ class ResolvedPlan:
             config_hash=data["config_hash"],
             admission=data["admission"],
             hints=tuple(data["hints"]),
+            door=data.get("door", "options"),
+            **{name: kind(**data[name]) for name, kind in _REFS.items() if data.get(name)},
+            **{name: data[name] for name in _OWN if name in data},
         )
 
 
-def _fields(ref: WorkloadRef | BaseModelRef | ParentRef) -> dict[str, Any]:
+_REFS: dict[str, Any] = {
+    "dataset": DatasetRef,
+    "validation_dataset": DatasetRef,
+    "warm_start": ModelRef,
+    "smoke": SmokeRef,
+}
+_OWN = (
+    "reward", "grader", "config", "execution", "field_origins", "description", "config_name",
+    "submission_id",
+)  # fmt: skip
+
+
+def _fields(ref: Any) -> dict[str, Any]:
     return {name: getattr(ref, name) for name in ref.__slots__}

@@ -19,7 +19,12 @@ __all__ = ["Finder"]
 
 _T = TypeVar("_T")
 
-_RUN_JSON = {"plan": "plan_text", "resolved": "resolved_text"}
+_RUN_JSON = {
+    "plan": "plan_text",
+    "resolved": "resolved_text",
+    "checks": "checks_text",
+    "verdict": "verdict_text",
+}
 _RUN_COLUMNS: list[ColumnElement[Any]] = [
     tables.runs.c.id.label("key"),
     *(

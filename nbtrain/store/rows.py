@@ -53,6 +53,8 @@ class StoredRun:
     config_name: str | None
     plan_text: str | None = field(repr=False)
     resolved_text: str | None = field(repr=False)
+    checks_text: str | None = field(default=None, repr=False)
+    verdict_text: str | None = field(default=None, repr=False)
 
     @property
     def short_id(self) -> str:
@@ -83,6 +85,18 @@ class StoredRun:
     def resolved(self) -> dict[str, Any]:
         """The resolved plan, as ``ResolvedPlan.to_json`` wrote it; empty when there is none."""
         found: dict[str, Any] = json.loads(self.resolved_text or "{}")
+        return found
+
+    @property
+    def checks(self) -> list[dict[str, Any]]:
+        """What the start checks measured, as ``Check.to_json`` wrote each; empty before them."""
+        found: list[dict[str, Any]] = json.loads(self.checks_text or "[]")
+        return found
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """What a smoke check found, ``None`` for every other run and before its end."""
+        found: dict[str, Any] | None = json.loads(self.verdict_text or "null")
         return found
 
 

@@ -11,7 +11,7 @@ from nbtrain.store.connect import Database
 
 __all__ = ["MIGRATIONS", "REVISIONS", "bring_up_to_date", "version"]
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every revision this version knows, oldest first (a test holds it against the migrations)."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"

@@ -83,8 +83,12 @@ runs = _table(
     Column("config_name", Text),
     _json("plan"),
     _json("resolved"),
+    # What its start checks measured, and what a smoke check found
+    _json("checks"),
+    _json("verdict"),
     Index("ix_runs_name", "name", "id"),
     Index("ix_runs_phase", "phase"),
+    Index("ix_runs_config", "config_hash", "id"),
 )
 
 attempts = _table(
@@ -229,6 +233,10 @@ validation_rounds = _table(
     Column("expected_samples", Integer),
     Column("seconds", Float),
     Column("created_at", Float, nullable=False),
+    # Of supervised runs: weighted by trained tokens, of which there are so many
+    Column("loss", Float),
+    Column("perplexity", Float),
+    Column("trained_tokens", Integer),
     UniqueConstraint("run", "attempt", "step", name="uq_validation_rounds"),
     Index("ix_validation_rounds_run", "run", "id"),
 )
@@ -295,4 +303,37 @@ base_models = _table(
     Column("fingerprint", Text, nullable=False),
     _json("spec"),
     Column("created_at", Float, nullable=False),
+)
+
+datasets = _table(
+    "datasets",
+    Column("dataset_id", Text, nullable=False, unique=True),
+    Column("created_at", Float, nullable=False),
+    _json("spec"),
+    Column("path", Text),
+)
+
+bundles = _table(
+    "bundles",
+    Column("bundle_id", Text, nullable=False, unique=True),
+    Column("created_at", Float, nullable=False),
+    _json("spec"),
+    Column("path", Text),
+)
+
+models = _table(
+    "models",
+    Column("model_id", Text, nullable=False, unique=True),
+    _run(),
+    Column("checkpoint_id", Text, nullable=False),
+    Column("base_model_slug", Text, nullable=False),
+    Column("base_fingerprint", Text, nullable=False),
+    Column("config_hash", Text, nullable=False),
+    Column("workload_id", Text),
+    # SHA-256 of the adapter's weights
+    Column("weights_digest", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    _json("spec"),
+    Column("created_at", Float, nullable=False),
+    Index("ix_models_run", "run"),
 )
