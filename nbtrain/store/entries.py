@@ -1,12 +1,12 @@
-"""Workloads, base models and the names that point at them."""
+"""Workloads, datasets, bundles, models, base models and the names that point at them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Column, Table, insert, select, update
 
 from nbtrain.errors import AmbiguousReference
 from nbtrain.store import tables
@@ -17,7 +17,13 @@ from nbtrain.store.values import RowShape
 
 __all__ = ["Entries"]
 
-_WORKLOAD = RowShape(tables.workloads)
+Content = Literal["workload", "dataset", "bundle"]
+_CONTENTS: dict[Content, tuple[Table, Column[Any]]] = {
+    "workload": (tables.workloads, tables.workloads.c.workload_id),
+    "dataset": (tables.datasets, tables.datasets.c.dataset_id),
+    "bundle": (tables.bundles, tables.bundles.c.bundle_id),
+}
+_MODEL = RowShape(tables.models)
 _BASE_MODEL = RowShape(tables.base_models)
 
 
@@ -26,46 +32,86 @@ class Entries(Reader):
     the catalog's business, which also knows the built-in entries.
     """
 
+    def put_content(
+        self, kind: Content, ident: str, *, spec: Mapping[str, Any], path: str, name: str | None
+    ) -> Row:
+        """Record a thing that is known by its content hash, and move ``name`` to it.
+
+        Twice is the same: what is there stays as it is.
+        """
+        table, key = _CONTENTS[kind]
+        values = {key.name: check_id(ident), "created_at": time.time(), "spec": spec, "path": path}
+        row = RowShape(table).row(values, f"{kind}.", [])
+        query = select(table).where(key == ident)
+        with self.database.writing() as connection:
+            if not connection.execute(query).first():
+                connection.execute(insert(table), row)
+            if name is not None:
+                _point(connection, kind, name, ident)
+        return self._rows(query)[0]
+
+    def content(self, kind: Content, ref: str) -> Row | None:
+        """What a name, an id or an unambiguous id prefix of 4 digits means."""
+        return self._find(kind, *_CONTENTS[kind], ref)
+
+    def contents(self, kind: Content) -> list[Row]:
+        """Every thing of a kind, newest first."""
+        table, _ = _CONTENTS[kind]
+        return self._rows(select(table).order_by(table.c.id.desc()))
+
     def put_workload(
         self, workload_id: str, *, spec: Mapping[str, Any], path: str, name: str | None = None
     ) -> Row:
         """Record a workload by its content hash, and move ``name`` to it. Twice is the same."""
-        row = _WORKLOAD.row(
-            {
-                "workload_id": check_id(workload_id),
-                "created_at": time.time(),
-                "spec": spec,
-                "path": path,
-            },
-            "workload.",
-            [],
-        )
-        query = select(tables.workloads).where(tables.workloads.c.workload_id == workload_id)
-        with self.database.writing() as connection:
-            if not connection.execute(query).first():
-                connection.execute(insert(tables.workloads), row)
-            if name is not None:
-                _point(connection, "workload", name, workload_id)
-        return self._rows(query)[0]
+        return self.put_content("workload", workload_id, spec=spec, path=path, name=name)
 
     def workload(self, ref: str) -> Row | None:
         """The workload that a name, an id or an unambiguous id prefix of 4 digits means."""
-        target = self.alias("workload", ref) or ref
-        if not is_prefix(target):
-            return None
-        table = tables.workloads
-        column = table.c.workload_id
-        query = select(table).where(column >= target, column < target + "g").limit(2)
-        found = self._rows(query)
-        if len(found) > 1:
-            several = ", ".join(short(row["workload_id"]) for row in found)
-            msg = f"{ref!r} fits several workloads: {several}; give more digits"
-            raise AmbiguousReference(msg)
-        return found[0] if found else None
+        return self.content("workload", ref)
 
     def workloads(self) -> list[Row]:
         """Every workload, newest first."""
-        return self._rows(select(tables.workloads).order_by(tables.workloads.c.id.desc()))
+        return self.contents("workload")
+
+    def put_model(self, model_id: str, *, name: str | None = None, **values: Any) -> Row:
+        """Record an adapter as a model; ``values`` are the columns of its row.
+
+        The same id twice is the same model; ``name`` moves to it.
+        """
+        table = tables.models
+        row = _MODEL.row(
+            {**values, "model_id": check_id(model_id), "created_at": time.time()}, "model.", []
+        )
+        query = select(table).where(table.c.model_id == model_id)
+        with self.database.writing() as connection:
+            if not connection.execute(query).first():
+                connection.execute(insert(table), row)
+            if name is not None:
+                _point(connection, "model", name, model_id)
+        return self._rows(query)[0]
+
+    def model(self, ref: str) -> Row | None:
+        """The model that a name, an id or an unambiguous id prefix of 4 digits means."""
+        return self._find("model", tables.models, tables.models.c.model_id, ref)
+
+    def models(self, run_key: int | None = None) -> list[Row]:
+        """Registered models, newest first; of one run where ``run_key`` is stated."""
+        query = select(tables.models).order_by(tables.models.c.id.desc())
+        if run_key is not None:
+            query = query.where(tables.models.c.run == run_key)
+        return self._rows(query)
+
+    def _find(self, kind: str, table: Table, key: Column[Any], ref: str) -> Row | None:
+        target = self.alias(kind, ref) or ref
+        if not is_prefix(target):
+            return None
+        query = select(table).where(key >= target, key < target + "g").limit(2)
+        found = self._rows(query)
+        if len(found) > 1:
+            several = ", ".join(short(row[key.name]) for row in found)
+            msg = f"{ref!r} fits several {kind}s: {several}; give more digits"
+            raise AmbiguousReference(msg)
+        return found[0] if found else None
 
     def alias(self, kind: str, name: str) -> str | None:
         """What a name points at now."""

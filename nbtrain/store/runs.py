@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -285,16 +285,48 @@ class Runs(Reader):
                 connection.execute(delete(table).where(here))
         return None if path is None else str(path)
 
+    def put_checks(self, run_key: int, checks: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what the run's start checks measured."""
+        self._set(run_key, checks=[dict(check) for check in checks])
+
+    def put_verdict(self, run_key: int, verdict: Mapping[str, Any]) -> None:
+        """Keep what the run's smoke check found."""
+        self._set(run_key, verdict=dict(verdict))
+
+    def set_total_steps(self, run_key: int, total_steps: int) -> None:
+        """The final global step, where the job knows it better than the plan could."""
+        self._set(run_key, total_steps=total_steps)
+
+    def annotate(self, run_key: int, **annotations: str | None) -> None:
+        """Change ``description`` and ``config_name``; they are no part of the run's identity."""
+        wrong = annotations.keys() - {"description", "config_name"}
+        if wrong:
+            msg = f"no annotation is called {', '.join(sorted(wrong))}"
+            raise ValueError(msg)
+        changes = {name: v if v is None else _text(v) for name, v in annotations.items()}
+        if changes:
+            self._set(run_key, **changes)
+
+    def _set(self, run_key: int, **values: Any) -> None:
+        row = {name: plain(v, name, []) if name in _JSON else v for name, v in values.items()}
+        with self.database.writing() as connection:
+            connection.execute(update(tables.runs).where(tables.runs.c.id == run_key).values(row))
+
     def referenced_checkpoints(self) -> set[str]:
-        """Ids of the checkpoints that runs which have not ended go on from."""
+        """Ids of the checkpoints that runs which have not ended go on from, and of models."""
         with self.database.reading() as connection:
             return set(connection.execute(_REFERENCED).scalars())
 
 
-_REFERENCED = select(tables.runs.c.parent_checkpoint_id).where(
-    tables.runs.c.parent_checkpoint_id.is_not(None),
-    tables.runs.c.phase.not_in(sorted(TERMINAL)),
+_REFERENCED = (
+    select(tables.runs.c.parent_checkpoint_id)
+    .where(
+        tables.runs.c.parent_checkpoint_id.is_not(None),
+        tables.runs.c.phase.not_in(sorted(TERMINAL)),
+    )
+    .union(select(tables.models.c.checkpoint_id))
 )
+_JSON = ("checks", "verdict")
 
 
 def _check_training_state(connection: Connection, checkpoint_id: str) -> None:
