@@ -12,7 +12,13 @@ from nbtrain.training.prefix import SHORTEST, buckets, plan_units
 
 CPU = torch.device("cpu")
 PROMPTS = [(5, 6, 7), (9,), (5, 6, 8, 11)]
-sizes = st.builds(Layout, st.integers(0, 40), st.integers(0, 40), st.integers(1, 60))
+sizes = st.builds(
+    Layout,
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.integers(1, 60),
+    st.none() | st.integers(1, 5),
+)
 
 
 @st.composite
@@ -76,6 +82,7 @@ def test_every_sampled_token_is_scored_once_from_all_before_it(
         mine = reads(unit, items)
         assert not found.keys() & mine.keys()
         found |= mine
+        assert all(layout.holds(len(part.members)) for part in unit.parts)
     for number, item in enumerate(items):
         assert found[number] == [
             ([*item.prompt_ids, *item.token_ids[:place]], item.token_ids[place])

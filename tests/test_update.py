@@ -26,6 +26,9 @@ LAYOUTS = {
     "prefixes": Layout(packed_tokens=0),
     "a prefix batch a reply": Layout(packed_tokens=0, batch_tokens=1),
     "mixed": Layout(packed_tokens=24),
+    "three sequences": Layout(packed_tokens=10_000, sequences=3),
+    "one sequence": Layout(packed_tokens=10_000, sequences=1),
+    "prefixes, two sequences": Layout(packed_tokens=0, sequences=2),
 }
 
 

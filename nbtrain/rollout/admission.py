@@ -1,12 +1,16 @@
 """Admission: which trajectories and groups train. Pure functions of plain data.
 
-Trajectories are decided first (design: eligible, eligible with reward 0, or excluded), then the
+Trajectories are decided first (eligible, eligible with reward 0, or excluded), then the
 group filters look at the eligible rewards alone. A group is excluded if any of its filters
 excludes it. Reward 0 is for training only; the recorded reward never changes.
+
+As graded, nothing is filtered: whatever ended a trajectory, its own grade is what it trains with,
+and a group is left out only when none of it was graded.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +27,10 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """The six filters and the smallest number of eligible trajectories in a group."""
+    """The six filters and the smallest number of eligible trajectories in a group.
+
+    With ``as_graded`` (see :data:`AS_GRADED`) a batch is what was rolled out, not what passed.
+    """
 
     min_trajectories: int
     train_on_truncation: bool = False
@@ -32,6 +39,11 @@ class AdmissionRules:
     train_on_all_fail: bool = False
     train_on_all_pass: bool = False
     train_on_zero_advantage: bool = False
+    as_graded: bool = False
+
+
+AS_GRADED = AdmissionRules(1, True, True, True, True, True, True, as_graded=True)
+"""Every grade trains, and every group that has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,8 @@ LIMITS = (
 def admit(trajectory: Trajectory, rules: AdmissionRules) -> Admission:
     """Decide whether one trajectory is eligible, and the reward it trains with."""
     reason = trajectory.reason
+    if rules.as_graded:
+        return _as_graded(trajectory)
     if reason is TerminationReason.ENV_DONE and trajectory.reward is not None:
         return Admission(True, trajectory.reward, "finished and graded")
     if reason in LIMITS:
@@ -97,6 +111,14 @@ def admit(trajectory: Trajectory, rules: AdmissionRules) -> Admission:
     if reason is TerminationReason.ENV_DONE:
         return _zeroed(rules.train_on_error, "train_on_error", "no grade")
     return Admission(False, None, f"{reason} never trains")
+
+
+def _as_graded(trajectory: Trajectory) -> Admission:
+    if trajectory.reason in (TerminationReason.STALE, TerminationReason.CANCELLED):
+        return Admission(False, None, f"{trajectory.reason} never trains")
+    if trajectory.reward is None or not math.isfinite(trajectory.reward):
+        return Admission(False, None, "no grade: left out")
+    return Admission(True, trajectory.reward, "as graded")
 
 
 def _zeroed(admitted: bool, option: str, cause: str) -> Admission:
@@ -122,7 +144,8 @@ def judge(rewards: Sequence[float], rules: AdmissionRules) -> GroupVerdict:
         filtered.append("all pass (train_on_all_pass is false)")
     reasons = list(filtered)
     if not enough:
-        reasons.append(f"{len(rewards)} eligible of at least {rules.min_trajectories}")
+        few = f"{len(rewards)} eligible of at least {rules.min_trajectories}"
+        reasons.append("no completion was graded" if rules.as_graded else few)
     if tied and not rules.train_on_zero_advantage:
         reasons.append("identical rewards (train_on_zero_advantage is false)")
     if not reasons:

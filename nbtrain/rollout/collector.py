@@ -4,7 +4,9 @@ At ``max_staleness`` 0 collection follows a logical clock (``_waves``). Waves of
 drawn in task order; a wave is graded completely before the next is drawn; the batch is the first
 ``batch_size`` eligible groups in the order they were drawn. Nothing is decided by the time at
 which a grade arrives, so a run repeats, and resumes, bit for bit. A wave draws exactly the groups
-that are missing: what is eligible beyond the batch could never be used.
+that are missing: what is eligible beyond the batch could never be used. As graded there is one
+wave of ``batch_size`` groups, from one epoch on into the next, and nothing is drawn in place of
+what was not graded.
 
 Above 0, trajectories stay in flight across updates (``_ahead``): groups are used as they
 complete, those that began under the oldest policy first; surplus eligible ones wait as pending.
@@ -54,9 +56,9 @@ class Batch:
     ``groups`` completed in this step, ``used`` are those to train on, which may have completed
     earlier; ``cancelled`` never completed. ``changed`` completed in earlier steps and found their
     place in this one. ``cut_short`` says why collection ended before ``batch_size`` eligible
-    groups; ``barren`` is true when a full pass over the tasks ended it without one,
-    ``grading_failed`` when that was because grades did not come, ``ended`` names the budget that
-    ends the run.
+    groups; ``barren`` is true when a full pass over the tasks, or as graded the whole step, ended
+    without one, ``grading_failed`` when that was because grades did not come, ``ended`` names the
+    budget that ends the run.
     """
 
     step: int
@@ -271,11 +273,13 @@ class Collector:
 
     def _waves(self, batch: Batch) -> None:
         size = self._settings.batch_size
+        as_graded = self._settings.rules.as_graded
         while len(self._pending) < size and batch.cut_short is None:
             # Whole draws; no task twice in a search for one eligible group
             each = self._draws.groups_each
             missing = -(-(size - len(self._pending)) // each)
-            count = self._affordable(min(missing, self._count - len(self._barren)))
+            left = missing if as_graded else self._count - len(self._barren)
+            count = self._affordable(min(missing, left))
             if count == 0:
                 batch.ended = batch.cut_short = self._cap() or "a budget was reached"
                 break
@@ -284,6 +288,8 @@ class Collector:
                     self._launch(position)
             stopped = self._finish_wave()
             self._take_round(batch, stopped, final=True)
+            if as_graded:
+                break
 
     def _wave(self, count: int) -> list[int]:
         """The next positions of all ranks; first those that a run before left unfinished."""
@@ -397,6 +403,10 @@ class Collector:
                 f"batch_timeout_seconds ({self._settings.batch_timeout:g}) passed with {at_hand}"
                 f"{self._unfinished(batch)}"
             )
+        elif self._settings.rules.as_graded:
+            if not self._pending:
+                batch.cut_short = _not_graded(batch.groups)
+                batch.barren = batch.grading_failed = True
         elif (ungraded := self._ungraded(batch)) is not None:
             batch.cut_short = ungraded
             batch.grading_failed = not self._pending
@@ -479,9 +489,13 @@ class Collector:
         """
         enough = min(max(2 * self._settings.batch_size, _LEAST_JUDGED), self._count)
         newest = batch.groups[-enough:]
-        trajectories = [t for judged in newest for t in judged.group.trajectories]
-        if len(newest) < enough or any(t.reward is not None for t in trajectories):
-            return None
-        errors = Counter(t.error.strip().splitlines()[0] for t in trajectories if t.error)
-        text = f"{len(trajectories)} of {len(trajectories)} trajectories were not graded"
-        return f"{text}, most often: {errors.most_common(1)[0][0]}" if errors else text
+        graded = any(t.reward is not None for one in newest for t in one.group.trajectories)
+        return None if graded or len(newest) < enough else _not_graded(newest)
+
+
+def _not_graded(groups: Sequence[JudgedGroup]) -> str:
+    """That no trajectory of ``groups`` was graded, and what was said most often about it."""
+    trajectories = [t for judged in groups for t in judged.group.trajectories]
+    errors = Counter(t.error.strip().splitlines()[0] for t in trajectories if t.error)
+    text = f"{len(trajectories)} of {len(trajectories)} trajectories were not graded"
+    return f"{text}, most often: {errors.most_common(1)[0][0]}" if errors else text

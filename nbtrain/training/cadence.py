@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 
-def checkpoint_due(step: int, *, interval: int, start: int, total: int) -> bool:
-    """Whether a checkpoint is saved after global step ``step``: start, every interval, final."""
+def checkpoint_due(step: int, *, interval: int | None, start: int, total: int) -> bool:
+    """Whether a checkpoint is saved after global step ``step``: start, every interval, final.
+
+    Without an ``interval`` the final one is the only one; at 0 the first stands beside it.
+    """
+    if interval is None:
+        return step == total
     return step in (start, total) or (interval > 0 and step % interval == 0)
 
 

@@ -39,6 +39,7 @@ from nbtrain.rollout.types import TaskView
 from nbtrain.training.cadence import checkpoint_due, validation_due
 from nbtrain.training.control import Cancelled
 from nbtrain.training.exhausted import Part, is_exhausted, sentence
+from nbtrain.training.history import AdapterHistory
 from nbtrain.training.policy import Policy
 from nbtrain.training.update import Updater, UpdateReport
 from nbtrain.training.validation import Validator
@@ -53,8 +54,8 @@ IDLE_SHARE = 0.2
 IDLE_SECONDS = 0.2
 """Less than this a step is nothing to speak of."""
 
-_HISTORY = "history/"
-"""Where kept adapters stand among the optimizer's tensors."""
+_HISTORY, _REFERENCE = "history/", "reference/"
+"""Where kept adapters stand among the optimizer's tensors: of older policies, of the KL."""
 
 NOT_FINITE_STEPS = 3
 """Updates in a row whose loss or gradient may be not finite before the run fails."""
@@ -107,7 +108,7 @@ class LoopSettings:
     lr_min_ratio: float
     val_enabled: bool
     val_interval: int
-    checkpoint_interval: int
+    checkpoint_interval: int | None
     val_final_seconds: float = math.inf
 
     def rate(self, step: int) -> float:
@@ -193,18 +194,19 @@ class Loop:
             "environment": self._environment,
         }
         optimizer = self._updater.optimizer_state()
-        if self._updater.history is not None:
-            kept = self._updater.history.state()
-            optimizer |= {f"{_HISTORY}{name}": tensor for name, tensor in kept.items()}
+        for place, kept in self._kept_adapters():
+            optimizer |= {f"{place}{name}": tensor for name, tensor in kept.state().items()}
         return LoopState(plain, self.policy.adapter_state(), optimizer)
 
     def load_state_dict(self, state: LoopState) -> None:
         """Go on where ``state`` was taken. Raises ``ValueError`` when it does not fit."""
         self.policy.load_adapter_state(state.adapter)
-        moments, kept = _apart(state.optimizer)
-        self._updater.load_optimizer_state(moments)
+        parts = _apart(state.optimizer)
+        self._updater.load_optimizer_state(parts[""])
+        if parts[_REFERENCE]:  # a KL reference of its own stays with the run
+            self._updater.refer_to(parts[_REFERENCE])
         if self._updater.history is not None:
-            self._updater.history.load(kept)
+            self._updater.history.load(parts[_HISTORY])
         self._collector.load_state_dict(state.plain["collector"])
         self.step = state.plain["step"]
         self.version = state.plain["policy_version"]
@@ -216,6 +218,11 @@ class Loop:
         version, internal, gauss = rng["python"]
         random.setstate((version, tuple(internal), gauss))
         self._collector.new_policy(self.version)
+
+    def _kept_adapters(self) -> list[tuple[str, AdapterHistory]]:
+        """Adapters beside the trained one, and where they stand among the optimizer's tensors."""
+        kept = [(_HISTORY, self._updater.history), (_REFERENCE, self._updater.reference)]
+        return [(place, adapters) for place, adapters in kept if adapters is not None]
 
     def load_weights(self, adapter: dict[str, Tensor]) -> None:
         """Start from these weights with everything else fresh. ``ValueError`` when they misfit."""
@@ -258,7 +265,8 @@ class Loop:
     def _run(self) -> Ending:
         if self._validation_due():
             self._validate()
-        self._save("start")
+        if self._checkpoint_due():
+            self._save("start")
         while self.step < self.settings.total_steps:
             budget = self._collector.exhausted()
             if budget is None:
@@ -282,7 +290,10 @@ class Loop:
             return Ending(failure=reason)
         if self._grading_failed is not None:
             self._save("interval")  # what was learned is there to go on from
-            return Ending(failure=f"step {self.step} taught nothing: {self._grading_failed}")
+            steps = (
+                f"{self.barren} steps up to {self.step}" if self.barren > 1 else f"step {self.step}"
+            )
+            return Ending(failure=f"{steps} taught nothing: {self._grading_failed}")
         if self.barren >= BARREN_STEPS:
             return self._nothing_left()
         if budget is not None:
@@ -323,7 +334,8 @@ class Loop:
         self._only_ties = all(j.outcome is GroupOutcome.NO_SIGNAL for j in batch.groups)
         self._budget = batch.ended
         self._record(batch, report, rate, sampled_by, seconds)
-        if batch.grading_failed:
+        # As graded a step without a grade is one of several; else it took a pass over the tasks
+        if batch.grading_failed and (not batch.barren or self.barren >= BARREN_STEPS):
             self._grading_failed = batch.cut_short
         return report
 
@@ -454,10 +466,13 @@ def _idleness(batch: Batch) -> dict[str, Any]:
     return found
 
 
-def _apart(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The optimizer's tensors, and the kept adapters of older policies."""
-    kept = {n.removeprefix(_HISTORY): t for n, t in tensors.items() if n.startswith(_HISTORY)}
-    return {n: t for n, t in tensors.items() if not n.startswith(_HISTORY)}, kept
+def _apart(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The kept adapters by their place, and the optimizer's own tensors under no place."""
+    parts: dict[str, dict[str, Tensor]] = {_HISTORY: {}, _REFERENCE: {}, "": {}}
+    for name, tensor in tensors.items():
+        place = next(place for place in parts if name.startswith(place))
+        parts[place][name.removeprefix(place)] = tensor
+    return parts
 
 
 def _why(skipped: str, cut_short: str | None) -> str:

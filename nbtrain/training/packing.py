@@ -60,6 +60,7 @@ class Layout:
     ``row_tokens``: groups share a packed row up to this length. ``packed_tokens``: a longer group
     is not packed but shares its prompt as a prefix. ``batch_tokens``: rows of a micro-batch hold
     at most so many, padding included, unless a single row is longer; memory grows with it.
+    ``sequences``: trajectories of a micro-batch, ``None`` for as many as fit.
 
     The defaults by measurement (one thread, CPU seconds of a whole update, packed against prefix):
     SmolLM2-135M in bf16, a prompt of 155 and 8 replies, by length of the packed row: 345 tokens
@@ -72,6 +73,11 @@ class Layout:
     row_tokens: int = 192
     packed_tokens: int = 640
     batch_tokens: int = 1024
+    sequences: int | None = None
+
+    def holds(self, sequences: int) -> bool:
+        """Whether a micro-batch may be of so many trajectories."""
+        return self.sequences is None or sequences <= self.sequences
 
 
 DEFAULT = Layout()
@@ -160,11 +166,15 @@ def row_length(block: Block, items: Sequence[Packable]) -> int:
 def plan_rows(
     blocks: Sequence[Block], items: Sequence[Packable], layout: Layout
 ) -> list[list[list[Block]]]:
-    """Micro-batches of packed rows of whole blocks; neighbours share a row while it is short."""
+    """Micro-batches of packed rows of whole blocks; neighbours share a row while it is short.
+
+    A block of more sequences than a micro-batch may have is dealt out to several.
+    """
     rows: list[tuple[int, list[Block]]] = []
-    for block in blocks:
+    for block in dealt(blocks, layout.sequences):
         length = row_length(block, items)
-        if rows and rows[-1][0] + length <= layout.row_tokens:
+        fits = rows and layout.holds(_sequences([[*rows[-1][1], block]]))
+        if fits and rows[-1][0] + length <= layout.row_tokens:
             rows[-1] = rows[-1][0] + length, [*rows[-1][1], block]
         else:
             rows.append((length, [block]))
@@ -172,12 +182,28 @@ def plan_rows(
     batches: list[list[list[Block]]] = []
     longest = 0
     for length, row in rows:
-        if batches and (len(batches[-1]) + 1) * longest <= layout.batch_tokens:
+        fits = batches and layout.holds(_sequences([*batches[-1], row]))
+        if fits and (len(batches[-1]) + 1) * longest <= layout.batch_tokens:
             batches[-1].append(row)
         else:
             batches.append([row])
             longest = length
     return batches
+
+
+def dealt(blocks: Sequence[Block], most: int | None) -> list[Block]:
+    """The same trajectories in blocks of at most ``most``, each behind its prompt."""
+    if most is None:
+        return list(blocks)
+    return [
+        (prompt, numbers[at : at + most])
+        for prompt, numbers in blocks
+        for at in range(0, len(numbers), most)
+    ]
+
+
+def _sequences(rows: Sequence[Sequence[Block]]) -> int:
+    return sum(len(numbers) for row in rows for _, numbers in row)
 
 
 def packed_part(

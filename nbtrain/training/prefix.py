@@ -76,7 +76,8 @@ def buckets(numbers: list[int], items: Sequence[Packable], layout: Layout) -> li
     batches: list[list[int]] = []
     longest = 0
     for number in sorted(numbers, key=lambda number: (-items[number].read, number)):
-        fits = batches and (len(batches[-1]) + 1) * longest <= layout.batch_tokens
+        more = len(batches[-1]) + 1 if batches else 0
+        fits = batches and more * longest <= layout.batch_tokens and layout.holds(more)
         if fits and items[number].read >= SHORTEST * longest:
             batches[-1].append(number)
         else:

@@ -9,7 +9,7 @@ all of them, so that each does the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,8 @@ _SUMS = (
     "unkept",
 )
 _MAXIMA = ("ratio_max", "lag_max")
+_REFERENCE = 0
+"""The only version that the KL reference is kept under."""
 
 
 class Updater:
@@ -83,7 +85,8 @@ class Updater:
     ``tick`` is called between micro-batches and raises to stop a run. ``ranks`` train together:
     the loss's normaliser, the gradient, what is skipped and the metrics are those of all.
     ``history`` is needed below fp32 when batches may hold tokens of older policies; the updater
-    keeps the current adapter in it before each update.
+    keeps the current adapter in it before each update. KL is taken to the base model, until
+    :meth:`refer_to` names an adapter.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Updater:
         self.policy = policy
         self.settings = settings
         self.history = history
+        self.reference: AdapterHistory | None = None
         self._tick = tick
         self._ranks = ranks or Alone()
         self._parameters = list(policy.trainable.values())
@@ -108,6 +112,14 @@ class Updater:
             weight_decay=weight_decay,
             fused=policy.device.type in ("cpu", "cuda"),
         )
+
+    def refer_to(self, kept: Mapping[str, Tensor] | None = None) -> None:
+        """Take KL to the adapter as it stands now, or to the one that ``reference`` had kept."""
+        self.reference = AdapterHistory(self.policy.trainable, 1)
+        if kept is None:
+            self.reference.keep(_REFERENCE)
+        else:
+            self.reference.load(kept)
 
     def update(
         self, groups: Sequence[JudgedGroup], learning_rate: float, *, version: int
@@ -204,11 +216,14 @@ class Updater:
             yield part, new, entropy
 
     def _references(self, unit: Unit) -> list[Tensor | None]:
-        """Log-probs under the base model, part by part; ``None`` where KL does not count."""
+        """Log-probs under the reference, part by part; ``None`` where KL does not count."""
         if self.settings.kl_beta == 0:
             return [None] * len(unit.parts)
         with torch.no_grad():
-            return [new for _, new, _ in self._scored(unit, adapter=False)]
+            if self.reference is None:
+                return [new for _, new, _ in self._scored(unit, adapter=False)]
+            with self.reference.using(_REFERENCE):
+                return [new for _, new, _ in self._scored(unit)]
 
     def _loss(
         self,
