@@ -17,6 +17,7 @@ from nbtrain.rewards.contract import (
     as_terms,
     check_columns,
 )
+from nbtrain.rewards.labels import json_label_match
 
 if TYPE_CHECKING:
     from nbtrain.rewards.packing import pack as pack
@@ -34,6 +35,7 @@ __all__ = [
     "environment",
     "exact",
     "format",
+    "json_label_match",
     "length",
     "numeric",
     "pack",

@@ -23,7 +23,7 @@ _NUMBER = re.compile(
 )
 
 
-class _BuiltIn:
+class BuiltIn:
     """A reward of one sample that says what it is."""
 
     name: ClassVar[str]
@@ -34,23 +34,23 @@ class _BuiltIn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Exact(_BuiltIn):
+class _Exact(BuiltIn):
     column: str
     name: ClassVar[str] = "exact"
 
     def __call__(self, completion: str, task: Mapping[str, Any]) -> float | None:
-        gold = _gold(task, self.column)
+        gold = gold_of(task, self.column)
         return None if gold is None else float(completion.strip() == str(gold).strip())
 
 
 @dataclass(frozen=True, slots=True)
-class _Numeric(_BuiltIn):
+class _Numeric(BuiltIn):
     column: str
     tolerance: float
     name: ClassVar[str] = "numeric"
 
     def __call__(self, completion: str, task: Mapping[str, Any]) -> float | None:
-        gold = _gold(task, self.column)
+        gold = gold_of(task, self.column)
         if gold is None:
             return None
         wanted = last_number(str(gold))
@@ -61,7 +61,7 @@ class _Numeric(_BuiltIn):
 
 
 @dataclass(frozen=True, slots=True)
-class _Regex(_BuiltIn):
+class _Regex(BuiltIn):
     pattern: str
     name: ClassVar[str] = "regex"
 
@@ -70,7 +70,7 @@ class _Regex(_BuiltIn):
 
 
 @dataclass(frozen=True, slots=True)
-class _Format(_BuiltIn):
+class _Format(BuiltIn):
     pattern: str
     name: ClassVar[str] = "format"
 
@@ -79,7 +79,7 @@ class _Format(_BuiltIn):
 
 
 @dataclass(frozen=True, slots=True)
-class _Length(_BuiltIn):
+class _Length(BuiltIn):
     max_chars: int
     name: ClassVar[str] = "length"
 
@@ -88,7 +88,7 @@ class _Length(_BuiltIn):
 
 
 @dataclass(frozen=True, slots=True)
-class _Environment(_BuiltIn):
+class _Environment(BuiltIn):
     name: ClassVar[str] = "environment"
 
     def __call__(self, completion: str, environment: Any) -> float | None:
@@ -115,7 +115,7 @@ def exact(column: str) -> _Exact:
 
     A task whose column is None is left ungraded.
     """
-    return _Exact(_column("exact", column))
+    return _Exact(checked_column("exact", column))
 
 
 def numeric(column: str, tolerance: float = 0.0) -> _Numeric:
@@ -127,7 +127,7 @@ def numeric(column: str, tolerance: float = 0.0) -> _Numeric:
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not tolerance >= 0:
         refused = _refused("numeric", "tolerance", tolerance, "a number of at least 0")
         raise refused
-    return _Numeric(_column("numeric", column), float(tolerance))
+    return _Numeric(checked_column("numeric", column), float(tolerance))
 
 
 def regex(pattern: str) -> _Regex:
@@ -169,7 +169,8 @@ def _close(got: Decimal | None, wanted: Decimal, tolerance: float) -> bool:
         return False
 
 
-def _gold(task: Mapping[str, Any], column: str) -> Any:
+def gold_of(task: Mapping[str, Any], column: str) -> Any:
+    """The task's column. Raises ``LookupError`` naming those there are."""
     if column not in task:
         have = ", ".join(sorted(map(str, task)))
         msg = f"the task has no column {column!r}; it has: {have}"
@@ -177,7 +178,8 @@ def _gold(task: Mapping[str, Any], column: str) -> Any:
     return task[column]
 
 
-def _column(reward: str, column: object) -> str:
+def checked_column(reward: str, column: object) -> str:
+    """The name of a column. Raises ``Refused`` for what is none."""
     if not isinstance(column, str) or not column:
         raise _refused(reward, "column", column, "the name of a column of the tasks")
     return column

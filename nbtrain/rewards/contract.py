@@ -27,6 +27,7 @@ __all__ = [
     "as_terms",
     "check_columns",
     "combine",
+    "with_unique_names",
 ]
 
 Kind = Literal["ok", "exception", "nonfinite", "missing", "timeout", "died", "length", "type"]
@@ -177,7 +178,7 @@ def as_terms(rewards: Any) -> list[RewardTerm]:
         problems.append(Problem("rewards", message, allowed="at least one weight other than 0"))
     if problems:
         raise Refused(problems)
-    return _with_unique_names(terms)
+    return with_unique_names(terms)
 
 
 def check_columns(
@@ -253,7 +254,8 @@ def _term(item: Any, where: str, problems: list[Problem]) -> RewardTerm | None:
 
 
 def _hint(function: Any) -> str | None:
-    if getattr(function, "__module__", "") == "nbtrain.rewards.builtins" and inspect.isfunction(
+    module = getattr(function, "__module__", "")
+    if module in ("nbtrain.rewards.builtins", "nbtrain.rewards.labels") and inspect.isfunction(
         function
     ):
         return (
@@ -280,7 +282,8 @@ def _name(function: Any) -> str:
     return name.strip("<>")[:_NAME_LIMIT]
 
 
-def _with_unique_names(terms: Sequence[RewardTerm]) -> list[RewardTerm]:
+def with_unique_names(terms: Sequence[RewardTerm]) -> list[RewardTerm]:
+    """The same terms; a second one of a name gets ``#2``."""
     taken: set[str] = set()
     unique = []
     for term in terms:

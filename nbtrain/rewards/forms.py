@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["ALLOWED_FORMS", "Form", "Signature", "read_signature"]
+__all__ = ["ALLOWED_FORMS", "Form", "Signature", "classify", "read_signature"]
 
 ALLOWED_FORMS = (
     "f(completion, task), f(prompts, completions, **columns) "
@@ -84,7 +84,7 @@ def read_signature(function: Any) -> Signature | str:
         inspect.isasyncgenfunction(f) or inspect.isgeneratorfunction(f) for f in faces(function)
     ):
         return "is a generator; return the scores instead of yielding them"
-    return _classify(parameters)
+    return classify(parameters)
 
 
 def faces(function: Any) -> Iterator[Any]:
@@ -97,7 +97,8 @@ def faces(function: Any) -> Iterator[Any]:
         yield type(function).__call__
 
 
-def _classify(parameters: list[inspect.Parameter]) -> Signature | str:
+def classify(parameters: list[inspect.Parameter]) -> Signature | str:
+    """The signature of a function with these parameters, or a clause on why it can be none."""
     by_position = [p for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     shown = ", ".join(str(p).split(":")[0].split("=")[0] for p in parameters) or "nothing"

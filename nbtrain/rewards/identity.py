@@ -30,6 +30,8 @@ from nbtrain.rewards.source import (
 
 __all__ = ["content_identity", "term_identity"]
 
+_SELF_TOLD = {f"nbtrain.rewards.{name}" for name in ("builtins", "bundle_code", "labels")}
+
 
 def term_identity(term: RewardTerm) -> dict[str, Any]:
     """Name, kind and weight of a term, with a built-in's parameters or a function's hashes.
@@ -38,7 +40,7 @@ def term_identity(term: RewardTerm) -> dict[str, Any]:
     content.
     """
     base = {"name": term.name, "weight": term.weight}
-    if type(term.function).__module__ == "nbtrain.rewards.builtins":
+    if type(term.function).__module__ in _SELF_TOLD:
         parameters: dict[str, Any] = term.function.identity()
         return base | parameters
     own = content_identity(term.function)

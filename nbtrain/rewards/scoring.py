@@ -31,7 +31,10 @@ ERROR_LIMIT = 20_000
 _MESSAGE_SHARE = 4_000
 
 # What calls user code; frames of it at the top of a traceback tell the user nothing.
-_OURS = re.compile(r"nbtrain\.rewards\.scoring$|nbtrain\.environments\.episode$|asyncio(\.|$)")
+_OURS = re.compile(
+    r"nbtrain\.rewards\.(scoring|worker|bundle_code)$|nbtrain\.environments\.episode$"
+    r"|(asyncio|importlib)(\.|$)"
+)
 
 
 class Unit(NamedTuple):

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 from nbtrain.processes import die_with_parent
+from nbtrain.rewards.bundle_code import BundleFunction
 from nbtrain.rewards.contract import GradeRequest, Outcome, RewardTerm
 from nbtrain.rewards.forms import read_signature
 from nbtrain.rewards.output import redirect
@@ -87,7 +88,9 @@ def initialize(path: str, pipe: Connection) -> None:
         packed = read_packed(path)
         restore(packed.parcel)
         functions = open_parcel(packed.parcel)
-        for info, function in zip(packed.terms, functions, strict=True):
+        for info, packed_function in zip(packed.terms, functions, strict=True):
+            bundled = isinstance(packed_function, BundleFunction)
+            function = packed_function.load() if bundled else packed_function
             signature = read_signature(function)
             if isinstance(signature, str):
                 msg = f"reward {info.name!r} {signature}"

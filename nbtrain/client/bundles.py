@@ -1,0 +1,97 @@
+"""``client.bundles``: Python modules and data files that score."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.client.listing import Listing
+
+if TYPE_CHECKING:
+    from nbtrain.client.parts import Parts
+    from nbtrain.rewards.bundles import Bundle, BundleRegistry
+
+__all__ = ["BundleItem", "Bundles"]
+
+
+class BundleItem:
+    """A registered bundle. ``id`` is the SHA-256 of its zip.
+
+    The name is an alias that may move on to another content; the object does not.
+    """
+
+    def __init__(self, bundle: Bundle, note: str | None = None) -> None:
+        self._bundle = bundle
+        self.note = note
+        """What happened when it was registered: that the name meant something else before."""
+        self.id: str = bundle.bundle_id
+        self.bundle_id: str = bundle.bundle_id
+        self.name: str | None = bundle.name
+        self.modules: tuple[str, ...] = bundle.modules
+        """Dotted names of the modules that can be imported from it."""
+        self.size: int = bundle.size
+        """Bytes of the zip."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of its files within it. Raises :class:`NotFound` when its zip is damaged."""
+        return self._bundle.files
+
+    def to_row(self) -> dict[str, Any]:
+        """The bundle as one row of a table."""
+        return {
+            "name": self.name,
+            "bundle_id": self.id,
+            "modules": ", ".join(self.modules),
+            "size": self.size,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BundleItem) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Bundle {self.name or ''} {self.id[:12]}: modules {', '.join(self.modules)}, "
+            f"{self.size:,} bytes>" + (f"\n{self.note}" if self.note else "")
+        )
+
+
+class Bundles:
+    """``client.bundles``."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    @cached_property
+    def _registry(self) -> BundleRegistry:
+        from nbtrain.rewards.bundles import BundleRegistry
+
+        return BundleRegistry(self._parts.store)
+
+    def register(self, name: str, path: str | os.PathLike[str]) -> BundleItem:
+        """Keep the folder or zip at ``path`` as a bundle and let ``name`` mean it.
+
+        A folder packs to the same bundle whenever and wherever its files are the same; a zip
+        stays as it is. Modules stand at the root, such as ``reward.py`` with its
+        ``compute_score``. Nothing of it is run. Raises :class:`Refused` with every problem at
+        once.
+        """
+        before = self._parts.store.alias("bundle", name) if isinstance(name, str) else None
+        made = self._registry.register(name, path)
+        note = None
+        if before is not None and before != made.bundle_id:
+            note = f"{name} now means {made.bundle_id[:12]}; before {before[:12]}"
+        return BundleItem(made, note)
+
+    def get(self, ref: object) -> BundleItem:
+        """The bundle that a name, an id or a prefix means. Raises :class:`NotFound`."""
+        return BundleItem(self._registry.get(getattr(ref, "_bundle", ref)))
+
+    def list(self) -> Listing[BundleItem]:
+        """Every bundle, newest first."""
+        columns = ("name", "bundle_id", "modules", "size")
+        return Listing([BundleItem(bundle) for bundle in self._registry.list()], columns)

@@ -1,0 +1,225 @@
+"""Bundles: Python modules and data files that score, known by the SHA-256 of their zip.
+
+A bundle never changes; a name points at one and may be moved. Its folder ``bundles/<id>`` in the
+home holds ``bundle.zip`` and, once it has been needed, the unpacked ``files``. Modules stand at
+the bundle's root or in packages; siblings import each other relatively (``from . import
+helpers``), and data is found beside ``__file__``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import io
+import keyword
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from nbtrain.errors import NotFound, Problem, Refused
+from nbtrain.rewards.archives import is_unpacked, new_folder, pack_path, unpack
+from nbtrain.store import Store, private_folder
+from nbtrain.store.ids import check_id, is_prefix
+
+__all__ = ["Bundle", "BundleRegistry"]
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
+_NAME_ALLOWED = (
+    "up to 100 letters, digits, '_', '-' and '.', the first a letter or digit, not all of them "
+    "hex digits, which an id could begin with"
+)
+
+
+class Bundle:
+    """A registered bundle. Looking at it runs nothing of it."""
+
+    def __init__(
+        self, bundle_id: str, folder: Path, about: Mapping[str, Any], name: str | None
+    ) -> None:
+        self.bundle_id = check_id(bundle_id)
+        """SHA-256 of the zip's bytes, 64 hex digits."""
+        self.name = name
+        """The alias it was asked for by, if any."""
+        self.folder = folder
+        self.modules: tuple[str, ...] = tuple(about["modules"])
+        """Dotted names of the modules that can be imported from it, sorted."""
+        self.size = int(about["size"])
+        """Bytes of the zip."""
+
+    @cached_property
+    def files(self) -> tuple[str, ...]:
+        """Paths of its files within it, in the zip's order. Raises ``NotFound`` when damaged."""
+        with zipfile.ZipFile(io.BytesIO(self._bytes())) as archive:
+            return tuple(info.filename for info in archive.infolist() if not info.is_dir())
+
+    def unpacked(self) -> Path:
+        """The folder of the unpacked files, made or made anew where it is not what the zip holds.
+
+        Raises :class:`~nbtrain.errors.NotFound` when the zip is gone or damaged.
+        """
+        data = self._bytes()
+        files = self.folder / "files"
+        for _ in range(3):  # another process may put it there at the same time
+            if is_unpacked(data, files):
+                return files
+            self._unpack_anew(data, files)
+        msg = f"the files of bundle {self.bundle_id[:12]} cannot be kept in {files}"
+        raise NotFound(msg)
+
+    @staticmethod
+    def _unpack_anew(data: bytes, files: Path) -> None:
+        fresh, old = new_folder(files), new_folder(files)
+        try:
+            unpack(data, fresh)
+            if files.is_symlink() or files.is_file():
+                files.unlink()
+            elif files.exists():
+                files.replace(old)
+            fresh.replace(files)
+        except FileNotFoundError:
+            pass  # the other process was faster with the old ones
+        except OSError:
+            if not files.exists():
+                raise
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _bytes(self) -> bytes:
+        path = self.folder / "bundle.zip"
+        try:
+            if path.stat().st_uid not in (os.geteuid(), 0):
+                msg = f"{path} belongs to another user and is not loaded"
+                raise NotFound(msg)
+            data = path.read_bytes()
+        except OSError:
+            data = b""
+        if hashlib.sha256(data).hexdigest() != self.bundle_id:
+            called = f"{self.name} ({self.bundle_id[:12]})" if self.name else self.bundle_id[:12]
+            msg = f"the file {path} of bundle {called} is gone or damaged; register it again"
+            raise NotFound(msg)
+        return data
+
+    def __repr__(self) -> str:
+        called = f"{self.name!r}, " if self.name else ""
+        return f"Bundle({called}{self.bundle_id[:12]}, modules {', '.join(self.modules)})"
+
+
+class BundleRegistry:
+    """The bundles of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def register(self, name: str, path: str | os.PathLike[str]) -> Bundle:
+        """Keep the folder or zip at ``path`` as a bundle and let ``name`` mean it.
+
+        The same bytes twice are one bundle. Raises :class:`~nbtrain.errors.Refused` with
+        everything that is wrong.
+        """
+        problems = _name_problems(name)
+        data, modules = b"", ()
+        try:
+            data, modules = _read(path)
+        except Refused as refused:
+            problems += refused.problems
+        if problems:
+            raise Refused(problems)
+        bundle_id = hashlib.sha256(data).hexdigest()
+        about = {"modules": list(modules), "size": len(data)}
+        folder = private_folder(private_folder(self._store.home / "bundles") / bundle_id)
+        _put(folder / "bundle.zip", data)
+        where = str(folder.relative_to(self._store.home))
+        self._store.put_content("bundle", bundle_id, spec=about, path=where, name=name)
+        return Bundle(bundle_id, folder, about, name)
+
+    def get(self, ref: object) -> Bundle:
+        """The bundle of a name, an id, an id prefix of at least 4 digits, or itself.
+
+        Raises ``NotFound`` naming what there is, ``AmbiguousReference`` when a prefix fits
+        several.
+        """
+        if isinstance(ref, Bundle):
+            return ref
+        if not isinstance(ref, str) or not ref:
+            msg = f"{ref!r} is no bundle: a name, an id or a bundle is expected"
+            raise NotFound(msg)
+        row = self._store.content("bundle", ref)
+        if row is None:
+            raise self._unknown(ref)
+        name = ref if self._store.alias("bundle", ref) else self._names().get(row["bundle_id"])
+        return self._bundle(row, name)
+
+    def list(self) -> list[Bundle]:
+        """Every bundle, newest first, each under the name that was moved to it last."""
+        names = self._names()
+        rows = self._store.contents("bundle")
+        return [self._bundle(row, names.get(row["bundle_id"])) for row in rows]
+
+    def _names(self) -> dict[str, str]:
+        aliases = reversed(self._store.aliases("bundle").items())
+        return {target: name for name, target in aliases}
+
+    def _bundle(self, row: Mapping[str, Any], name: str | None) -> Bundle:
+        return Bundle(row["bundle_id"], self._store.home / row["path"], row["spec"], name)
+
+    def _unknown(self, ref: str) -> NotFound:
+        names = list(self._store.aliases("bundle"))
+        near = difflib.get_close_matches(ref, names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        known = ", ".join(names[:20]) or "none yet"
+        return NotFound(f"no bundle is called {ref!r}; {hint}known here: {known}")
+
+
+def _name_problems(name: object) -> list[Problem]:
+    if isinstance(name, str) and _NAME.fullmatch(name) and not is_prefix(name):
+        return []
+    message = f"{name!r} cannot be a bundle's name"
+    return [Problem("name", message, found=name, allowed=_NAME_ALLOWED)]
+
+
+def _read(path: object) -> tuple[bytes, tuple[str, ...]]:
+    if not isinstance(path, (str, os.PathLike)):
+        message = f"path is a {type(path).__name__}"
+        raise Refused([Problem("path", message, found=path, allowed="a folder or a zip")])
+    data = pack_path(Path(path).expanduser())
+    modules = _modules(data)
+    if not modules:
+        message = f"{os.fspath(path)} holds no Python module"
+        hint = "A bundle has its modules at its root, such as reward.py"
+        raise Refused([Problem("path", message, found=os.fspath(path), hint=hint)])
+    return data, modules
+
+
+def _modules(data: bytes) -> tuple[str, ...]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = [info.filename for info in archive.infolist() if info.filename.endswith(".py")]
+    found = set()
+    for name in names:
+        parts = PurePosixPath(name.removesuffix(".py")).parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if parts and all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+            found.add(".".join(parts))
+    return tuple(sorted(found))
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Make ``path`` hold ``data``, whole or as before, readable by its owner alone."""
+    if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
+        return
+    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(half).replace(path)
+    except BaseException:
+        Path(half).unlink(missing_ok=True)
+        raise
