@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    BitsAndBytesConfig,
+)
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -27,10 +32,20 @@ _NO_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemot
 """Model types for which PEFT refuses ``out_proj``: a fused kernel reads its weight past it."""
 
 
-def load_base(folder: Path, *, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def load_base(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str | None = None,
+    four_bit: bool = False,
+) -> nn.Module:
     """The base model of a local folder, in eval mode.
 
-    Attention is transformers' own choice: scaled dot-product wherever the architecture has it.
+    ``attention`` names the kernel of its attention layers (``sdpa`` or ``eager``); by default it
+    is transformers' own choice: scaled dot-product wherever the architecture has it. ``four_bit``
+    quantises the linear layers to nf4 while they are loaded; ``dtype`` is then what they compute
+    in, and what everything else stands in.
 
     Raises
     ------
@@ -38,10 +53,14 @@ def load_base(folder: Path, *, dtype: torch.dtype, device: torch.device) -> nn.M
         For an encoder-decoder, and for a model with neither a causal nor an image-text class.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    more: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    if four_bit:
+        more |= {"quantization_config": _nf4(dtype), "device_map": {"": device}}
     model: Any = _loader(config).from_pretrained(
-        folder, config=config, dtype=dtype, local_files_only=True
+        folder, config=config, dtype=dtype, local_files_only=True, **more
     )
-    model.to(device)
+    if not four_bit:
+        model.to(device)
     model.config.use_cache = True
     loaded: nn.Module = model.eval()
     return loaded
@@ -75,6 +94,12 @@ def language_target(model: nn.Module) -> str:
         msg = f"{type(model).__name__} has no linear layer in its language backbone"
         raise ValueError(msg)
     return "all-linear" if chosen == linear else _pattern(chosen, set(modules))
+
+
+def _nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+    )
 
 
 def _loader(config: Any) -> Any:

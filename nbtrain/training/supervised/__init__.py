@@ -1,0 +1,1 @@
+"""Supervised runs: rows to tokens, tokens to updates, on ``trl.SFTTrainer``."""

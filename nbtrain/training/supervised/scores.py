@@ -1,0 +1,76 @@
+"""Log-probs of a batch's trained tokens, with the model's own head run for those alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nbtrain.rollout.lean_lora import LeanLora
+from nbtrain.training.lora_linear import trained_lora
+from nbtrain.training.scoring import token_scores
+from nbtrain.training.supervised.collate import IGNORED
+
+__all__ = ["RowScores"]
+
+
+class RowScores:
+    """Runs a causal or image-text model under PEFT for the log-probs of labels.
+
+    ``lean`` runs plain LoRA layers as one operation each; their gradient is PEFT's to rounding.
+    It is not for layers with dropout, and not for activations that are computed again.
+    """
+
+    def __init__(self, model: Any, *, lean: bool) -> None:
+        self.model = model
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._head: nn.Module = base.get_output_embeddings()
+        self._lean = LeanLora(model.modules(), trained_lora) if lean else None
+
+    def lean(self) -> AbstractContextManager[None]:
+        """Around forward and backward pass."""
+        return nullcontext() if self._lean is None else self._lean.active()
+
+    def __call__(self, batch: dict[str, Tensor], model: Any = None) -> tuple[Tensor, Tensor]:
+        """Log-probs (T,) in fp32 of the labels that are not ignored, and their rows (T,).
+
+        Row by row, in the order of tokens. ``model`` is what is called, by default the model.
+        """
+        labels = batch["labels"][:, 1:]
+        rows, columns = (labels != IGNORED).nonzero(as_tuple=True)
+        scored = rows * batch["labels"].shape[1] + columns
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        with self._only(scored):
+            logits = (model or self.model)(**inputs, use_cache=False).logits
+        if logits.shape[:-1] != (1, len(scored)):
+            msg = f"the model's head does not run once over its input: {tuple(logits.shape)}"
+            raise RuntimeError(msg)
+        log_probs, _ = token_scores(logits[0], labels[rows, columns], 1.0)
+        return log_probs, rows
+
+    @torch.no_grad()
+    def measured(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The same without gradient and without anything random, in eval mode."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            return self(batch)
+        finally:
+            self.model.train(training)
+
+    @contextmanager
+    def _only(self, scored: Tensor) -> Iterator[None]:
+        """The head sees the scored positions (1, T, hidden) alone."""
+
+        def pick(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            hidden = args[0]
+            return hidden.reshape(-1, hidden.shape[-1]).index_select(0, scored)[None], *args[1:]
+
+        handle = self._head.register_forward_pre_hook(pick)
+        try:
+            yield
+        finally:
+            handle.remove()
