@@ -10,7 +10,7 @@ from typing import Any
 
 from nbtrain.errors import Problem, Where
 
-__all__ = ["Row", "read_rows"]
+__all__ = ["Row", "UnusableError", "plain", "read_rows"]
 
 Row = dict[str, Any]
 PROMPT = "prompt"
@@ -20,7 +20,7 @@ _MOST_LISTED = 50
 _ROWS_LISTED = 10
 
 
-class _UnusableError(Exception):
+class UnusableError(Exception):
     """A cell's value cannot stand in JSON; the message says why."""
 
 
@@ -147,8 +147,8 @@ def _read_row(
     problems = []
     for name, value in record.items():
         try:
-            row[name] = _plain(value)
-        except _UnusableError as error:
+            row[name] = plain(value)
+        except UnusableError as error:
             message = f"column {name!r} of {field} holds {error}"
             problems.append(
                 Problem(f"{field}.{name}", message, allowed="a JSON value", where=where)
@@ -161,33 +161,33 @@ def _read_row(
     return row, problems
 
 
-def _plain(value: Any) -> Any:
-    """``value`` as ``json.loads`` would give it. Raises ``_UnusableError`` with the reason."""
+def plain(value: Any) -> Any:
+    """``value`` as ``json.loads`` would give it. Raises :class:`UnusableError` with the reason."""
     if value is None or isinstance(value, (bool, int)):
         # NumPy's bool is no bool, but a subclass of int (an enum) becomes a plain int.
         return value if value is None or isinstance(value, bool) else int(value)
     if isinstance(value, float):
         if math.isnan(value):
             msg = "NaN (a missing cell?)"
-            raise _UnusableError(msg)
+            raise UnusableError(msg)
         if math.isinf(value):
             msg = "an infinite number"
-            raise _UnusableError(msg)
+            raise UnusableError(msg)
         return float(value)
     if isinstance(value, str):
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
             msg = "text that is not valid Unicode"
-            raise _UnusableError(msg) from None
+            raise UnusableError(msg) from None
         return str(value)
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):
             msg = "a mapping whose keys are not all text"
-            raise _UnusableError(msg)
-        return {str(key): _plain(inner) for key, inner in value.items()}
+            raise UnusableError(msg)
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     return _plain_numpy(value)
 
 
@@ -197,14 +197,14 @@ def _plain_numpy(value: Any) -> Any:
     kind = type(value).__name__
     if kind in {"NAType", "NaTType"}:
         msg = "a missing value"
-        raise _UnusableError(msg)
+        raise UnusableError(msg)
     tolist = getattr(value, "tolist", None)
     if type(value).__module__.split(".")[0] == "numpy" and callable(tolist):
         plain = tolist()
         if type(plain) is not type(value):
-            return _plain(plain)
+            return plain(plain)
     msg = f"a {kind}, which has no JSON form"
-    raise _UnusableError(msg)
+    raise UnusableError(msg)
 
 
 def _prompt_complaints(prompt: Any, *, raw: bool) -> list[tuple[str, str]]:
