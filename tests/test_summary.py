@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from nbtrain.report.figures import png, reward_figure
 from nbtrain.report.series import finite, mean, smooth, thin
+from nbtrain.report.static import as_html
 from nbtrain.report.summary import (
     CheckpointLine,
     HeldOut,
     RunSummary,
-    as_html,
     as_text,
     first_and_last,
     number,

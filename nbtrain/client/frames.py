@@ -24,6 +24,12 @@ _FLOATS = frozenset(
         "reward_mean",
         "reward_std",
         "seconds",
+        "grad_norm",
+        "validation_loss",
+        "perplexity",
+        "measured",
+        "warn",
+        "refuse",
     )
 )
 _TIMES = frozenset(("created_at", "started_at", "ended_at", "at"))

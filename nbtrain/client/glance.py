@@ -10,18 +10,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import lineage, tables
+from nbtrain.client.curve import LossCurve
+from nbtrain.client.readings import SFT
 from nbtrain.client.records import HeldOutPoint
 from nbtrain.errors import NotFound
 from nbtrain.plan.resolved import ResolvedPlan
-from nbtrain.report.figures import png, reward_figure
+from nbtrain.report.figures import loss_figure, png, reward_figure
+from nbtrain.report.static import as_html
 from nbtrain.report.summary import (
     CheckpointLine,
     HeldOut,
     RunSummary,
-    as_html,
     as_text,
     first_and_last,
     number,
+    progress_line,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class Glance:
         self._lock = threading.RLock()
         self._forget()
         self._notes: list[str] | None = None
+        self._plan: ResolvedPlan | None = None
         self._picture: bytes | None = None
         self._pictured: object = None
         self._next_picture = 0.0
@@ -73,6 +77,7 @@ class Glance:
         self._step_cursor = 0
         self._round_cursor = 0
         self._rewards: dict[int, tuple[int, float | None]] = {}
+        self._curve = LossCurve()
         self._rounds: list[HeldOutPoint] = []
         self._held_out: list[HeldOut] = []
         self._groups: dict[str, int] = {}
@@ -97,6 +102,20 @@ class Glance:
             return self._summary(row, seen)
 
     def _read(self, row: StoredRun) -> None:
+        if row.method == SFT:
+            self._curve.read(self._store, row)
+        else:
+            self._read_rewards(row)
+        rounds = self._store.validation_rounds(row.key, self._round_cursor)
+        if rounds:
+            points = tables.held_out_points(rounds)
+            self._rounds += points
+            self._held_out += [
+                HeldOut(p.step, p.held_out_reward, p.round_completed) for p in points
+            ]
+            self._round_cursor = rounds[-1]["id"]
+
+    def _read_rewards(self, row: StoredRun) -> None:
         store = self._store
         if self._step_cursor:
             columns = ("id", "step", "avg_reward", "settled")
@@ -115,14 +134,6 @@ class Glance:
             self._step_cursor = newest if unsettled is None else unsettled - 1
             (last,) = store.steps(row.key, newest - 1, limit=1, columns=tuple(_COUNTED)) or [{}]
             self._groups = {told: last[name] for name, told in _COUNTED.items() if last.get(name)}
-        rounds = store.validation_rounds(row.key, self._round_cursor)
-        if rounds:
-            points = tables.held_out_points(rounds)
-            self._rounds += points
-            self._held_out += [
-                HeldOut(p.step, p.held_out_reward, p.round_completed) for p in points
-            ]
-            self._round_cursor = rounds[-1]["id"]
         if row.graded_trajectories < row.attempted_trajectories != self._attempted:
             self._attempted = row.attempted_trajectories
             key, error = newest_error(store, row)
@@ -138,6 +149,7 @@ class Glance:
             self._saved = saved
         found = tables.checkpoint_records(self._checkpoints, self._rounds)
         top = tables.best(found)
+        plan = self._planned(row)
         return RunSummary(
             run_id=row.run_id,
             name=row.name,
@@ -166,13 +178,24 @@ class Glance:
             held_out=list(self._held_out),
             checkpoints=[
                 CheckpointLine(c.checkpoint_id, c.step_index, c.held_out_reward,
-                               c.round_completed, best=c == top, kind=c.kind)
+                               c.round_completed, best=c == top, kind=c.kind,
+                               loss=c.validation_loss)
                 for c in found
             ],
             last_groups=dict(self._groups),
             problem=self._found(row, seen),
             notes=self._told(row),
+            admission="as graded" if plan.admission == "as_graded" and row.method != SFT else "",
+            supervised=self._curve.told(plan, self._rounds),
+            checks=row.checks,
+            verdict=row.verdict,
+            model=registered(self._store, row),
         )  # fmt: skip
+
+    def _planned(self, row: StoredRun) -> ResolvedPlan:
+        if self._plan is None:
+            self._plan = ResolvedPlan.from_json(row.resolved)
+        return self._plan
 
     def _found(self, row: StoredRun, seen: Liveness) -> str | None:
         """The worst of what a diagnosis finds, but for what the summary says anyway.
@@ -201,7 +224,7 @@ class Glance:
 
     def _told(self, row: StoredRun) -> list[str]:
         if self._notes is None:
-            self._notes = run_notes(self._store, row)
+            self._notes = run_notes(self._store, self._planned(row))
         return self._notes
 
     def figure(self) -> Any:
@@ -211,6 +234,10 @@ class Glance:
     def text(self) -> str:
         """The summary as text."""
         return as_text(self.refresh())
+
+    def line(self) -> str:
+        """How far the run is, in one line for whoever waits: step and last figures."""
+        return progress_line(self.refresh())
 
     @property
     def is_final(self) -> bool:
@@ -233,9 +260,10 @@ class Glance:
             return bundle
 
     def _drawn(self, summary: RunSummary, *, hurry: bool) -> bytes | None:
-        if not summary.rewards and not summary.held_out:
+        losses = summary.supervised.losses if summary.supervised else []
+        if not summary.rewards and not summary.held_out and not losses:
             return None
-        state = (len(summary.rewards), len(summary.held_out), self._attempt)
+        state = (len(summary.rewards), len(losses), len(summary.held_out), self._attempt)
         late = summary.status in ("succeeded", "failed", "cancelled")
         if state == self._pictured or (
             hurry and not late and time.monotonic() < self._next_picture
@@ -250,6 +278,8 @@ class Glance:
 
 
 def _figure(summary: RunSummary) -> Any:
+    if summary.supervised is not None:
+        return loss_figure(summary.supervised, title=summary.title, total_steps=summary.total_steps)
     return reward_figure(
         summary.rewards, summary.held_out, title=summary.title, total_steps=summary.total_steps
     )
@@ -279,9 +309,18 @@ def newest_error(store: Store, row: StoredRun) -> tuple[int, str | None]:
     return last, next((error for error in errors if alike(error) == most), None)
 
 
-def run_notes(store: Store, row: StoredRun) -> list[str]:
+def registered(store: Store, row: StoredRun) -> str | None:
+    """The model that the run registered, by name and short id; ``None`` until it has."""
+    found = store.models(row.key) if row.ended_for_good else []
+    if not found:
+        return None
+    ident = found[0]["model_id"]
+    named = [name for name, target in store.aliases("model").items() if target == ident]
+    return f"{named[0]} ({ident[:12]})" if named else str(ident[:12])
+
+
+def run_notes(store: Store, plan: ResolvedPlan) -> list[str]:
     """What was inherited, the certificate, and the plan's hints."""
-    plan = ResolvedPlan.from_json(row.resolved)
     parent = None
     if plan.parent is not None:
         try:

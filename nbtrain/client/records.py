@@ -54,6 +54,11 @@ class Progress(_Row):
     output_tokens: int = 0
     activity: str | None = None
 
+    @property
+    def observed_step(self) -> int:
+        """The last step that was reported; from ``saved_step`` on a restore would repeat it."""
+        return self.completed_steps
+
 
 @dataclass(frozen=True)
 class RewardPoint(_Row):
@@ -66,7 +71,11 @@ class RewardPoint(_Row):
 
 @dataclass(frozen=True)
 class HeldOutPoint(_Row):
-    """One validation round. Compare only rounds with ``round_completed``."""
+    """One validation round. Compare only rounds with ``round_completed``.
+
+    A supervised run has ``validation_loss``, weighted by trained tokens, and its ``perplexity``
+    instead of a held-out reward.
+    """
 
     step: int
     held_out_reward: float | None
@@ -74,6 +83,10 @@ class HeldOutPoint(_Row):
     completed_samples: int
     expected_samples: int
     policy_version: int | None = None
+    validation_loss: float | None = None
+    perplexity: float | None = None
+
+    hidden: ClassVar[frozenset[str]] = frozenset(("validation_loss", "perplexity"))
 
 
 @dataclass(frozen=True)
@@ -104,8 +117,8 @@ class StepSummary(_Row):
 class Checkpoint(_Row):
     """A committed save of a run. Passes wherever a checkpoint is asked for.
 
-    ``held_out_reward`` and ``round_completed`` are those of the validation round at its step
-    (``None`` and false when there was none).
+    ``held_out_reward`` (of a supervised run ``validation_loss``) and ``round_completed`` are those
+    of the validation round at its step (``None`` and false when there was none).
     """
 
     checkpoint_id: str
@@ -122,6 +135,7 @@ class Checkpoint(_Row):
     has_weights: bool = True
     has_training_state: bool = True
     pinned: bool = False
+    validation_loss: float | None = None
 
     hidden: ClassVar[frozenset[str]] = frozenset(("has_weights", "has_training_state", "path"))
 
@@ -135,11 +149,14 @@ class Checkpoint(_Row):
         refuse("Checkpoint.generate")
 
     def __repr__(self) -> str:
-        reward = "–" if self.held_out_reward is None else f"{self.held_out_reward:.3f}"
-        partial = "" if self.round_completed or self.held_out_reward is None else " (not complete)"
+        what, value = "held-out", self.held_out_reward
+        if self.validation_loss is not None:
+            what, value = "validation loss", self.validation_loss
+        told = "–" if value is None else f"{value:.3f}"
+        partial = "" if self.round_completed or value is None else " (not complete)"
         return (
             f"<Checkpoint {self.checkpoint_id[:12]} step {self.step_index} of run "
-            f"{self.run_id[:12]}, held-out {reward}{partial}, {self.kind}>"
+            f"{self.run_id[:12]}, {what} {told}{partial}, {self.kind}>"
         )
 
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.client import tables
 from nbtrain.client.later import NotYet
 from nbtrain.client.listing import Listing
+from nbtrain.client.readings import SmokeVerdict
 from nbtrain.client.records import Checkpoint, Progress
 from nbtrain.client.resolved import ShownPlan
+from nbtrain.client.run_tables import RunTables
 from nbtrain.errors import NotFound, StoreError
 from nbtrain.plan.resolved import ResolvedPlan
 
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nbtrain.client.glance import Glance
+    from nbtrain.client.models import ModelItem
     from nbtrain.jobs.liveness import Liveness
     from nbtrain.report.findings import Diagnosis
-    from nbtrain.store import Row, Store, StoredRun
+    from nbtrain.store import Store, StoredRun
 
 __all__ = ["RUN_COLUMNS", "Run", "RunListing"]
 
@@ -41,7 +44,7 @@ RUN_COLUMNS = (
 )
 
 
-class Run(NotYet):
+class Run(RunTables, NotYet):
     """One training run, read from the store whenever it is asked; the handle keeps no state.
 
     Every read first looks whether the run's host still lives, so that a run whose host is gone
@@ -51,6 +54,7 @@ class Run(NotYet):
     def __init__(self, store: Store, row: StoredRun) -> None:
         self._store = store
         self._key = row.key
+        self._method = row.method
         self._glance: Glance | None = None
         self.id: str = row.run_id
         self.name: str | None = row.name
@@ -72,6 +76,21 @@ class Run(NotYet):
         short = self.id[:12]
         return f"run {self.name} ({short})" if self.name else f"run {short}"
 
+    @property
+    def method(self) -> str:
+        """``gspo``, ``grpo`` or ``sft``."""
+        return self._method
+
+    @property
+    def config_name(self) -> str | None:
+        """What its descriptor calls the configuration."""
+        return self._store.run(self._key).config_name
+
+    @property
+    def description(self) -> str | None:
+        """What its descriptor says of it."""
+        return self._store.run(self._key).description
+
     # State
 
     def _look(self) -> tuple[StoredRun, Liveness]:
@@ -89,9 +108,6 @@ class Run(NotYet):
                 reap(self._store, row)
             row = self._store.run(self._key)
         return row, seen
-
-    def _row(self) -> StoredRun:
-        return self._look()[0]
 
     @property
     def phase(self) -> str:
@@ -147,143 +163,79 @@ class Run(NotYet):
 
     @property
     def earlier_runs(self) -> Listing[Run]:
-        """Runs of the same recipe (equal config hash) that were created before, newest first."""
+        """Runs of the same recipe (equal config hash) that were created before, newest first.
+
+        As a frame each has its last complete validation reading beside it.
+        """
         found = [
             Run(self._store, row)
             for row in self._store.runs(config_hash=self.config_hash, texts=False)
             if row.key < self._key
         ]
-        return RunListing(found, RUN_COLUMNS)
+        return EarlierRuns(found, (*RUN_COLUMNS, *_READINGS))
+
+    @property
+    def verdict(self) -> SmokeVerdict | None:
+        """What a smoke check found; ``None`` of another run, and until it is over.
+
+        A mapping with ``passed``, ``score`` and ``threshold``; a smoke check that failed is a run
+        that succeeded with a verdict that did not pass.
+        """
+        found = self._store.run(self._key).verdict
+        return None if found is None else SmokeVerdict(found)
+
+    @property
+    def model(self) -> ModelItem | None:
+        """The model that the run registered when it completed; ``None`` where it has none."""
+        found = self._store.models(self._key)
+        if not found:
+            return None
+        from nbtrain.client.models import Models
+        from nbtrain.client.parts import Parts
+
+        parts = Parts(None, None)
+        parts.store = self._store
+        return Models(parts).get(found[0]["model_id"])
 
     @property
     def folder(self) -> Path:
         """The run's folder: logs and checkpoints."""
         return self._store.run_folder(self.id)
 
-    # Tables
-
-    def _rows(self, what: str, **how: Any) -> list[Row]:
-        """Rows of the run by the store's word for them, after a look at the run."""
-        self._row()
-        rows: list[Row] = getattr(self._store, what)(self._key, **how)
-        return rows
-
-    @property
-    def metrics(self) -> pd.DataFrame:
-        """One row per step with every recorded figure.
-
-        The step's ledger comes first: ``completed_groups`` = used + ``no_signal_not_trained`` +
-        filtered + too small + discarded + pending, and ``attempted_trajectories`` = correct +
-        partial + incorrect + error + incomplete. A row may change until ``settled``.
-        """
-        return tables.metrics(self._rows("steps"))
-
-    @property
-    def rewards(self) -> pd.DataFrame:
-        """``step, avg_reward, used_reward``: means over all graded and over used trajectories."""
-        return tables.rewards(self._rows("rewards"))
-
-    @property
-    def groups(self) -> pd.DataFrame:
-        """One row per step: where its groups went, and whether the update was applied."""
-        return tables.groups(self._rows("steps", columns=tables.GROUP_COLUMNS))
-
-    def sampled_groups(self, step: int | None = None) -> pd.DataFrame:
-        """One row per group, the newest 20,000 or all that completed in ``step``.
-
-        ``outcome`` is its place in the ledger and ``reason`` why; ``budget`` is its limit of
-        output tokens where tasks are sampled under several (density-aware training).
-        ``attrs["left_off"]`` counts the others.
-        """
-        limit = tables.NEWEST if step is None else None
-        rows = self._rows("groups", step=step, limit=limit, newest=step is None)
-        total = self._store.group_count(self._key) if len(rows) == limit else len(rows)
-        return tables.sampled_groups(rows, left_off=total - len(rows))
-
-    @property
-    def validation(self) -> pd.DataFrame:
-        """One row per validation round; compare only those with ``round_completed``."""
-        return tables.validation(self._rows("validation_rounds"))
-
-    @property
-    def trajectories(self) -> pd.DataFrame:
-        """The newest 20,000 trajectories without texts; ``attrs["left_off"]`` counts the others.
-
-        ``reason`` is how the trajectory ended, ``reward`` what it was graded, ``verdict`` why it
-        was or was not trained on; ``used_reward``, ``advantage`` and ``consumed_step`` are empty
-        where it was not. ``policy_version`` is that of its first sampled token. A row may change
-        until its ``step`` is settled.
-        """
-        self._row()
-        rows = self._store.trajectories(self._key, limit=tables.NEWEST, newest=True)
-        total = self._store.trajectory_count(self._key)
-        return tables.trajectories(rows, self.id, left_off=max(0, total - len(rows)))
-
-    def texts(
-        self, step: int | None = None, split: str = "train", limit: int = 100
-    ) -> pd.DataFrame:
-        """What the model was asked and wrote, and what it got: one row per trajectory of a step.
-
-        ``step`` is the newest that has trajectories unless stated, ``split`` ``train`` or
-        ``held_out``; at most ``limit`` rows, ``attrs["left_off"]`` counts the others. ``prompt``
-        is the last message of the task's prompt, ``completion`` what followed, with roles where
-        it took several turns, ``terms`` each reward term's unweighted score.
-        Raises ``ValueError`` for another split.
-        """
-        self._row()
-        find = self._store.trajectories
-        if step is None:
-            newest = find(self._key, split=split, limit=1, newest=True, columns=("step",))
-            step = newest[0]["step"] if newest else 0
-        rows = find(self._key, step=step, split=split)
-        shown = rows[: max(0, limit)]
-        found = self._store.texts([row["id"] for row in shown])
-        return tables.texts(shown, found, self.id, left_off=len(rows) - len(shown))
-
-    @property
-    def checkpoints(self) -> pd.DataFrame:
-        """One row per committed checkpoint with its held-out reward."""
-        return tables.checkpoints(self.checkpoint_list())
-
-    @property
-    def events(self) -> pd.DataFrame:
-        """One row per phase the run entered: ``at, attempt, phase, message``."""
-        return tables.events(self._rows("phases"))
-
-    @property
-    def log(self) -> str:
-        """The ends of the job's logs, one after the other: at most 64 KiB of each file.
-
-        A line before each names the file and says how much of it is left off. A notebook shows
-        it line by line, without progress bars.
-        """
-        from nbtrain.client.logs import read_logs
-
-        return read_logs(self.folder / "logs")
-
-    def checkpoint_list(self) -> list[Checkpoint]:
-        """The committed checkpoints as objects, by step."""
-        rounds = tables.held_out_points(self._rows("validation_rounds"))
-        return tables.checkpoint_records(self._store.checkpoints(self._key), rounds)
+    # Picks
 
     def best(self) -> Checkpoint:
         """The checkpoint with the highest held-out reward of a complete round, earliest on ties.
 
-        Raises :class:`NotFound` (a ``LookupError``) when no checkpoint has a complete round at
-        its step.
+        Of a supervised run it is the one with the lowest complete validation loss. Raises
+        :class:`NotFound` (a ``LookupError``) when no checkpoint has a complete round at its step,
+        or when the run validates nothing.
         """
         found = tables.best(self.checkpoint_list())
         if found is None:
-            msg = f"{self.title} has no checkpoint with a complete validation round at its step"
-            rounds = tables.held_out_points(self._rows("validation_rounds"))
-            if rounds and not any(point.round_completed for point in rounds):
-                last = rounds[-1]
-                msg += (
-                    f": {last.completed_samples} of {last.expected_samples} held-out samples "
-                    f"were graded at step {last.step}"
-                )
-            raise NotFound(msg)
+            raise NotFound(self._no_best())
         return found
+
+    def _no_best(self) -> str:
+        plan = self.plan
+        if self._supervised and plan.validation_dataset is None:
+            return (
+                f"{self.title} has no validation dataset, so that nothing ranks its checkpoints; "
+                "run.checkpoints lists them, and the last one is the run's end"
+            )
+        if plan.door == "descriptor" and not self._supervised:
+            return (
+                f"{self.title} validates nothing: a reinforcement run of a descriptor never does. "
+                "Evaluations of its checkpoints come later; run.checkpoints lists them"
+            )
+        msg = f"{self.title} has no checkpoint with a complete validation round at its step"
+        rounds = tables.held_out_points(self._rows("validation_rounds"))
+        if rounds and not any(point.round_completed for point in rounds):
+            last = rounds[-1]
+            samples = "rows were read" if self._supervised else "held-out samples were graded"
+            msg += f": {last.completed_samples} of {last.expected_samples} {samples} "
+            msg += f"at step {last.step}"
+        return msg
 
     def diagnose(self) -> Diagnosis:
         """Why is nothing happening? Findings with figures and samples, the most important first.
@@ -307,7 +259,7 @@ class Run(NotYet):
         return self._glance
 
     def plot(self) -> Any:
-        """A matplotlib figure of the reward and the held-out rounds."""
+        """A matplotlib figure of the reward and the held-out rounds, or of the losses."""
         return self.glance().figure()
 
     def __repr__(self) -> str:
@@ -385,6 +337,28 @@ class RunListing(Listing[Run]):
             for run in self.items
         ]
         return frame(rows)
+
+
+class EarlierRuns(RunListing):
+    """Runs with the last complete reading of their validation."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per run, with ``held_out_reward``, ``validation_loss`` and ``perplexity``."""
+        from nbtrain.client.frames import frame
+
+        table = super().to_frame()
+        if not self.items:
+            return table
+        last = self.items[0]._store.last_rounds([run._key for run in self.items])
+        rounds = tables.held_out_points(last.get(run._key, _NO_ROUND) for run in self.items)
+        read = frame([{name: getattr(point, name) for name in _READINGS} for point in rounds])
+        return table.join(read)
+
+
+_READINGS = ("held_out_reward", "validation_loss", "perplexity")
+_NO_ROUND: dict[str, Any] = dict.fromkeys(
+    (*("step", "held_out_reward", "round_completed"), "completed_samples", "expected_samples")
+)
 
 
 def _as_row(row: StoredRun) -> dict[str, Any]:

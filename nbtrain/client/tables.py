@@ -208,9 +208,10 @@ def trajectory_row(row: Mapping[str, Any], run_id: str) -> dict[str, Any]:
     return named
 
 
-def checkpoints(found: Iterable[Checkpoint]) -> pd.DataFrame:
-    """One row per committed checkpoint, by step."""
-    return frame([c.to_row() for c in found], _CHECKPOINT_COLUMNS)
+def checkpoints(found: Iterable[Checkpoint], score: str = "held_out_reward") -> pd.DataFrame:
+    """One row per committed checkpoint, by step; ``score`` is the column that ranks them."""
+    names = [score if name == "held_out_reward" else name for name in _CHECKPOINT_COLUMNS]
+    return frame([c.to_row() for c in found], names)
 
 
 def events(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -228,6 +229,8 @@ def held_out_points(rows: Iterable[Mapping[str, Any]]) -> list[HeldOutPoint]:
             completed_samples=row["completed_samples"] or 0,
             expected_samples=row["expected_samples"] or 0,
             policy_version=row.get("policy_version"),
+            validation_loss=row.get("loss"),
+            perplexity=row.get("perplexity"),
         )
         for row in rows
     ]
@@ -280,19 +283,22 @@ def _checkpoint(row: StoredCheckpoint, point: HeldOutPoint | None) -> Checkpoint
         has_weights=row.weights,
         has_training_state=row.training_state,
         pinned=row.pinned,
+        validation_loss=point.validation_loss if point else None,
     )
 
 
 def best(found: Iterable[Checkpoint]) -> Checkpoint | None:
-    """Highest held-out reward of complete rounds, the earliest on ties; ``None`` if there is none.
+    """Highest held-out reward of complete rounds, or lowest validation loss, the earliest on ties.
 
-    Checkpoints without weights cannot be picked.
+    ``None`` if there is none. Checkpoints without weights cannot be picked.
     """
-    ranked = [
-        c for c in found if c.round_completed and c.held_out_reward is not None and c.has_weights
-    ]
-    return min(ranked, key=_rank) if ranked else None
+    ranked = [(cost, c.step_index, c) for c in found if (cost := _cost(c)) is not None]
+    return min(ranked, key=lambda each: each[:2])[2] if ranked else None
 
 
-def _rank(checkpoint: Checkpoint) -> tuple[float, int]:
-    return -(checkpoint.held_out_reward or 0.0), checkpoint.step_index
+def _cost(checkpoint: Checkpoint) -> float | None:
+    """What is to be as low as possible; ``None`` where nothing comparable was measured."""
+    if not checkpoint.round_completed or not checkpoint.has_weights:
+        return None
+    reward = checkpoint.held_out_reward
+    return checkpoint.validation_loss if reward is None else -reward

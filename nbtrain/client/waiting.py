@@ -11,6 +11,7 @@ from nbtrain.client.refusals import Detached, NoWeightChanged
 from nbtrain.errors import RunEnded, WaitedTooLong
 
 if TYPE_CHECKING:
+    from nbtrain.client.glance import Glance
     from nbtrain.client.records import Progress
 
 __all__ = ["Waited", "observers", "wait"]
@@ -57,6 +58,10 @@ class Waited(Protocol):
         """How far it is."""
         ...
 
+    def glance(self) -> Glance:
+        """What one sees of it."""
+        ...
+
 
 observers: list[Callable[[Any], None]] = []
 """Called in the waiting thread when a wait ends, in any way; the notebook brings outputs up to date
@@ -67,7 +72,7 @@ _LONGEST_PAUSE = 1.0
 
 
 def wait(run: Waited, timeout: float | None) -> None:
-    """Return when the run succeeded.
+    """Return when the run succeeded; that a smoke check failed is told by ``run.verdict``.
 
     Raises :class:`RunEnded` when it failed or was cancelled, :class:`WaitedTooLong` after
     ``timeout`` seconds, and :class:`Detached` on an interrupt; in the last two cases the run
@@ -79,7 +84,10 @@ def wait(run: Waited, timeout: float | None) -> None:
         while not run.is_over:
             left = _LONGEST_PAUSE if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                msg = f"{run.title} is {run.phase} after {timeout:g} s of waiting; it goes on"
+                msg = (
+                    f"{run.title} is {run.phase} after {timeout:g} s of waiting "
+                    f"({run.glance().line()}); it goes on"
+                )
                 raise WaitedTooLong(msg)
             time.sleep(min(pause, left))
             pause = min(_LONGEST_PAUSE, pause * 1.3)

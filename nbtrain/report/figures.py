@@ -14,9 +14,11 @@ from nbtrain.report.series import Point, finite, smooth, thin
 
 if TYPE_CHECKING:
     from nbtrain.report.summary import HeldOut
+    from nbtrain.report.supervised import Supervised, Validated
 
 REWARD = "#1f77b4"
 HELD_OUT = "#d95f02"
+RATE = "#6e7781"
 _GRID = "#d9d9d9"
 _POINTS = 240  # more cannot be told apart on 640 pixels
 _COLOURS = 16  # of the palette the PNG is reduced to: a third of the bytes, no visible loss
@@ -35,17 +37,61 @@ def reward_figure(
     ``rewards`` holds (step, mean reward); what is no finite number is left out. Rounds that did
     not complete are drawn hollow and are not joined. ``size`` is in inches at 100 dpi.
     """
+    figure = _blank(size)
+    axes = figure.add_subplot()
+    _draw_line(axes, finite(rewards), "mean reward")
+    _draw_held_out(axes, list(held_out))
+    axes.set_ylabel("reward", fontsize=8)
+    _dress(axes, title, total_steps)
+    return figure
+
+
+def loss_figure(
+    run: Supervised,
+    *,
+    title: str | None = None,
+    total_steps: int | None = None,
+    size: tuple[float, float] = (6.4, 3.0),
+) -> Any:
+    """A figure of training and validation loss by step, the learning rate in a strip below.
+
+    As in :func:`reward_figure`, what is no finite number is left out and rounds that did not
+    complete are drawn hollow.
+    """
+    figure = _blank(size)
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    _draw_line(axes, finite(run.losses), "loss")
+    _draw_validation(axes, run.rounds)
+    axes.set_ylabel("loss", fontsize=8)
+    rates = thin(finite(run.rates), _POINTS)
+    if rates:
+        marker = "o" if len(rates) < 3 else None
+        below.plot(
+            *zip(*rates, strict=True), color=RATE, linewidth=1.0, marker=marker, markersize=3
+        )
+    below.set_ylabel("rate", fontsize=8)
+    below.set_ylim(bottom=0)
+    below.yaxis.offsetText.set_fontsize(7)
+    _dress(axes, title, total_steps, named=False)
+    _dress(below, None, total_steps)
+    return figure
+
+
+def _blank(size: tuple[float, float]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=size, dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _draw_rewards(axes, finite(rewards))
-    _draw_held_out(axes, list(held_out))
-    axes.set_xlabel("step", fontsize=8)
-    axes.set_ylabel("reward", fontsize=8)
+    return figure
+
+
+def _dress(axes: Any, title: str | None, total_steps: int | None, *, named: bool = True) -> None:
+    """Axes, grid, title and legend; the steps are ``named`` on the lowest axes only."""
+    from matplotlib.ticker import MaxNLocator
+
+    if named:
+        axes.set_xlabel("step", fontsize=8)
     axes.tick_params(labelsize=8, length=2)
     axes.grid(color=_GRID, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
@@ -57,10 +103,9 @@ def reward_figure(
         axes.set_title(title.replace("$", r"\$"), fontsize=9, loc="left")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7, frameon=False, loc="best")
-    return figure
 
 
-def _draw_rewards(axes: Any, points: list[Point]) -> None:
+def _draw_line(axes: Any, points: list[Point], what: str) -> None:
     if not points:
         return
     steps, values = zip(*thin(points, _POINTS), strict=True)
@@ -76,18 +121,30 @@ def _draw_rewards(axes: Any, points: list[Point]) -> None:
         alpha=0.35 if long else 1.0,
         marker=marker,
         markersize=3,
-        label=None if long else "mean reward",
+        label=None if long else what,
     )
     if long:
         means = smooth([value for _, value in points], window)
         line = thin([(step, m) for (step, _), m in zip(points, means, strict=True)], _POINTS)
-        label = f"mean reward (over {window} steps)"
+        label = f"{what} (over {window} steps)"
         axes.plot(*zip(*line, strict=True), color=REWARD, linewidth=1.6, label=label)
 
 
 def _draw_held_out(axes: Any, rounds: list[HeldOut]) -> None:
     whole = finite((r.step, r.reward) for r in rounds if r.complete)
     partial = finite((r.step, r.reward) for r in rounds if not r.complete)
+    _draw_rounds(axes, whole, partial, ("held-out reward", "held-out, round not complete"))
+
+
+def _draw_validation(axes: Any, rounds: list[Validated]) -> None:
+    whole = finite((r.step, r.loss) for r in rounds if r.complete)
+    partial = finite((r.step, r.loss) for r in rounds if not r.complete)
+    _draw_rounds(axes, whole, partial, ("validation loss", "validation, round not complete"))
+
+
+def _draw_rounds(
+    axes: Any, whole: list[Point], partial: list[Point], names: tuple[str, str]
+) -> None:
     if whole:
         line = thin(whole, _POINTS)
         size = 4 if len(line) < 40 else 0
@@ -97,7 +154,7 @@ def _draw_held_out(axes: Any, rounds: list[HeldOut]) -> None:
             linewidth=1.2,
             marker="o",
             markersize=size,
-            label="held-out reward",
+            label=names[0],
         )
     if partial:
         axes.plot(
@@ -107,7 +164,7 @@ def _draw_held_out(axes: Any, rounds: list[HeldOut]) -> None:
             marker="o",
             markersize=4,
             markerfacecolor="none",
-            label="held-out, round not complete",
+            label=names[1],
         )
 
 

@@ -1,19 +1,19 @@
-"""A run at a glance: plain data, and its text and static HTML.
-
-The HTML uses inline styles and neutral colours only, so it reads in light and dark themes, in a
-saved notebook and on pages that strip style sheets and scripts. Every text is escaped.
-"""
+"""A run at a glance: plain data, and its text."""
 
 from __future__ import annotations
 
-import base64
-import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
+from nbtrain.report import supervised
 from nbtrain.report.series import mean
+from nbtrain.report.supervised import Supervised
+from nbtrain.report.verdict import checks_told
+from nbtrain.report.verdict import headline as smoke
+from nbtrain.report.verdict import sentences as smoke_told
 
 _SHOWN_CHECKPOINTS = 6
 _LONGEST_ERROR = 200  # characters of the most frequent error
@@ -31,7 +31,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLine:
-    """A checkpoint with the held-out reward of the round at its step, if there was one."""
+    """A checkpoint with the held-out reward or validation loss of the round at its step, if any."""
 
     checkpoint_id: str
     step: int
@@ -39,11 +39,17 @@ class CheckpointLine:
     complete: bool = False
     best: bool = False
     kind: str = ""
+    loss: float | None = None
 
 
 @dataclass(slots=True)
 class RunSummary:
-    """Everything the text, the HTML and the figure of a run are made from."""
+    """Everything the text, the HTML and the figure of a run are made from.
+
+    ``supervised`` are the figures of a supervised run, ``None`` of another; ``checks`` are its
+    start checks and ``verdict`` what a smoke check found, as the store has them; ``model`` is
+    what it registered, in words.
+    """
 
     run_id: str
     name: str | None
@@ -74,6 +80,11 @@ class RunSummary:
     last_groups: dict[str, int] = field(default_factory=dict)
     problem: str | None = None
     notes: list[str] = field(default_factory=list)
+    admission: str = ""
+    supervised: Supervised | None = None
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    verdict: Mapping[str, Any] | None = None
+    model: str | None = None
 
     @property
     def title(self) -> str:
@@ -90,6 +101,18 @@ class RunSummary:
     def mostly_ungraded(self) -> bool:
         """Whether the rewards shown are those of a minority."""
         return self.ungraded * 2 > self.attempted - self.cut
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it succeeded, and yet is no success to rely on."""
+        failed = self.verdict is not None and not self.verdict.get("passed")
+        return self.status == "succeeded" and (self.mostly_ungraded or self.unchanged or failed)
+
+    @property
+    def subject(self) -> str:
+        """Method, workload and base model in one line."""
+        parts = (self.method, self.admission, self.workload, self.base_model)
+        return " · ".join(part for part in parts if part)
 
     @property
     def unchanged(self) -> bool:
@@ -152,6 +175,8 @@ def headline(summary: RunSummary) -> str:
         state = f"no weight changed · {state}"
     if summary.mostly_ungraded:
         state = f"most trajectories not graded · {state}"
+    if summary.verdict is not None:
+        state = f"{smoke(summary.verdict).partition(':')[0]} · {state}"
     if summary.liveness:
         state += f" · {summary.liveness}"
     return state
@@ -171,14 +196,31 @@ def counts(summary: RunSummary) -> str:
     if summary.start_step:
         parts[0] += f" (from step {summary.start_step:,})"
     parts.append(f"{summary.updates_applied:,} updates")
-    told = f"{summary.attempted:,} trajectories, {summary.graded:,} graded"
-    parts.append(told + (f", {summary.cut:,} cut off" if summary.cut else ""))
+    if summary.supervised is None:
+        told = f"{summary.attempted:,} trajectories, {summary.graded:,} graded"
+        parts.append(told + (f", {summary.cut:,} cut off" if summary.cut else ""))
     if summary.output_tokens:
         parts.append(f"{summary.output_tokens:,} tokens")
     begun = summary.started_at or summary.created_at
     if begun is not None and summary.ended_at is not None:
         parts.append(span(summary.ended_at - begun))
     return " · ".join(parts)
+
+
+def progress_line(summary: RunSummary) -> str:
+    """``step 40 of 120, loss 1.204, validation loss 1.310 (perplexity 3.71)``."""
+    parts = []
+    if summary.activity and summary.completed_steps == summary.start_step:
+        parts.append(summary.activity)
+    else:
+        parts.append(f"step {summary.completed_steps:,} of {summary.total_steps:,}")
+    if summary.supervised is not None:
+        parts.append(supervised.loss_told(summary.supervised))
+    elif summary.rewards:
+        parts.append(f"reward {number(summary.rewards[-1][1])}")
+        whole = [r for r in summary.held_out if r.complete]
+        parts.append(f"held-out {number(whole[-1].reward)}" if whole else "")
+    return ", ".join(part for part in parts if part)
 
 
 def ungraded(summary: RunSummary) -> str | None:
@@ -194,7 +236,27 @@ def ungraded(summary: RunSummary) -> str | None:
 
 
 def movement(summary: RunSummary) -> list[str]:
-    """How training and held-out reward moved, one line each, where there is something to say."""
+    """How rewards or losses moved, one line each, where there is something to say.
+
+    What the start checks measured and what a smoke check found stands before and after.
+    """
+    lines = checks_told(summary.checks)
+    moved = _rewards if summary.supervised is None else _losses
+    lines += moved(summary)
+    if summary.verdict is not None:
+        lines += smoke_told(summary.verdict)
+    if summary.model:
+        lines.append(f"registered as model {summary.model}")
+    if summary.problem:
+        lines.append(f"problem: {summary.problem} (run.diagnose() says more)")
+    return lines
+
+
+def _losses(summary: RunSummary) -> list[str]:
+    return [] if summary.supervised is None else supervised.movement(summary.supervised)
+
+
+def _rewards(summary: RunSummary) -> list[str]:
     lines = []
     missing = ungraded(summary)
     if missing:
@@ -218,8 +280,6 @@ def movement(summary: RunSummary) -> list[str]:
     if summary.last_groups:
         told = ", ".join(f"{n} {what}" for what, n in summary.last_groups.items())
         lines.append(f"groups of the last step: {told}")
-    if summary.problem:
-        lines.append(f"problem: {summary.problem} (run.diagnose() says more)")
     return lines
 
 
@@ -227,7 +287,10 @@ def ranked(summary: RunSummary) -> tuple[list[CheckpointLine], int]:
     """The checkpoints to show, best first, and how many are left out."""
     lines = sorted(
         summary.checkpoints,
-        key=lambda c: (not c.best, not c.complete, -_or(c.held_out, -math.inf), -c.step),
+        key=lambda c: (
+            *(not c.best, not c.complete, -_or(c.held_out, -math.inf), _or(c.loss, math.inf)),
+            -c.step,
+        ),
     )
     return lines[:_SHOWN_CHECKPOINTS], max(0, len(lines) - _SHOWN_CHECKPOINTS)
 
@@ -236,114 +299,33 @@ def _or(value: float | None, other: float) -> float:
     return value if value is not None and math.isfinite(value) else other
 
 
+def score_of(summary: RunSummary) -> tuple[str, str]:
+    """What ranks checkpoints: in words, and the field of their lines."""
+    return ("held-out", "held_out") if summary.supervised is None else ("validation loss", "loss")
+
+
 def as_text(summary: RunSummary) -> str:
     """The summary as plain text."""
     lines = [f"run {summary.title} · {headline(summary)}"]
     if summary.activity:
         lines.append(f"now: {summary.activity}")
-    subject = " · ".join(s for s in (summary.method, summary.workload, summary.base_model) if s)
-    if subject:
-        lines.append(subject)
+    if summary.subject:
+        lines.append(summary.subject)
     lines.append(counts(summary))
     lines += movement(summary)
     told = message(summary)
     if told:
         lines.append(told)
     shown, more = ranked(summary)
+    what, of = score_of(summary)
     for line in shown:
+        value: float | None = getattr(line, of)
         mark = " (best)" if line.best else ""
-        partial = "" if line.complete or line.held_out is None else ", round not complete"
+        partial = "" if line.complete or value is None else ", round not complete"
         lines.append(
             f"checkpoint {line.checkpoint_id[:12]} step {line.step} "
-            f"held-out {number(line.held_out)}{partial}{mark}"
+            f"{what} {number(value)}{partial}{mark}"
         )
     if more:
         lines.append(f"and {more} more checkpoints")
     return "\n".join(lines + summary.notes)
-
-
-_BOX = "font-family:sans-serif;font-size:13px;line-height:1.45;max-width:720px"
-_MUTED = "opacity:0.75"
-_CELL = (
-    "padding:1px 10px 1px 0;text-align:left;border-bottom:1px solid rgba(128,128,128,0.3);"
-    "font-variant-numeric:tabular-nums"
-)
-_DOUBTFUL = "#9a6700"
-_STATE = {"succeeded": "#1a7f37", "failed": "#c0392b", "cancelled": "#9a6700", "running": "#1f77b4"}
-
-
-def as_html(summary: RunSummary, picture: bytes | None = None) -> str:
-    """The summary as static HTML; ``picture`` is the curve's PNG, placed inline."""
-    esc = html.escape
-    colour = _STATE.get(summary.status, "#6e7781")
-    if summary.status == "succeeded" and (summary.mostly_ungraded or summary.unchanged):
-        colour = _DOUBTFUL
-    state = headline(summary)
-    rows = [
-        f'<div><b>{esc(summary.title)}</b> <span style="background:{colour};color:#ffffff;'
-        f'border-radius:8px;padding:1px 8px;margin-left:6px">{esc(state)}</span></div>'
-    ]
-    if summary.activity:
-        rows.append(f"<div>now: {esc(summary.activity)}</div>")
-    subject = " · ".join(s for s in (summary.method, summary.workload, summary.base_model) if s)
-    if subject:
-        rows.append(f'<div style="{_MUTED}">{esc(subject)}</div>')
-    rows.append(f"<div>{_bar(summary)}{esc(counts(summary))}</div>")
-    rows += [f"<div>{esc(line)}</div>" for line in movement(summary)]
-    told = message(summary)
-    if told:
-        rows.append(
-            f'<pre style="white-space:pre-wrap;border-left:3px solid {colour};padding-left:8px;'
-            f'margin:4px 0">{esc(told)}</pre>'
-        )
-    if picture:
-        data = base64.b64encode(picture).decode("ascii")
-        rows.append(
-            f'<img alt="reward by step of {esc(summary.title)}" '
-            f'src="data:image/png;base64,{data}" style="max-width:100%;background:#ffffff;'
-            'margin:6px 0;border-radius:4px">'
-        )
-    rows.append(_checkpoint_table(summary))
-    rows += [f'<div style="{_MUTED}">{esc(note)}</div>' for note in summary.notes]
-    inner = "\n".join(row for row in rows if row)
-    return f'<div class="nbtrain-run" style="{_BOX}">\n{inner}\n</div>'
-
-
-def _bar(summary: RunSummary) -> str:
-    planned = summary.total_steps - summary.start_step
-    if planned <= 0:
-        return ""
-    share = min(1.0, max(0.0, (summary.completed_steps - summary.start_step) / planned))
-    return (
-        '<span style="display:inline-block;width:120px;height:8px;margin-right:8px;'
-        'background:rgba(128,128,128,0.25);border-radius:4px">'
-        f'<span style="display:block;width:{share:.0%};height:8px;background:#1f77b4;'
-        'border-radius:4px"></span></span>'
-    )
-
-
-def _checkpoint_table(summary: RunSummary) -> str:
-    shown, more = ranked(summary)
-    if not shown:
-        return ""
-    names = ("checkpoint", "step", "held-out", "round", "kind", "")
-    head = "".join(f'<th style="{_CELL}">{name}</th>' for name in names)
-    body = []
-    for line in shown:
-        told = "complete" if line.complete else "not complete"
-        if line.held_out is None:
-            told = "–"
-        cells = (
-            f"<code>{html.escape(line.checkpoint_id[:12])}</code>",
-            str(line.step),
-            number(line.held_out),
-            told,
-            html.escape(line.kind),
-            "best" if line.best else "",
-        )
-        body.append("<tr>" + "".join(f'<td style="{_CELL}">{c}</td>' for c in cells) + "</tr>")
-    rest = f'<div style="{_MUTED}">and {more} more checkpoints</div>' if more else ""
-    return (
-        '<table style="border-collapse:collapse;margin-top:2px;font-size:inherit;color:inherit">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{rest}"
-    )

@@ -127,8 +127,9 @@ class RunWriter:
     ) -> int:
         """Commit a validation round with its trajectories (split ``held_out``); the row's key.
 
-        ``row`` needs ``step`` (0 for the starting policy) and ``round_completed``. Raises as
-        :meth:`commit_step` does.
+        ``row`` needs ``step`` (0 for the starting policy) and ``round_completed``. Of a supervised
+        run it has ``loss``, ``perplexity`` and ``trained_tokens`` instead of a held-out reward.
+        Raises as :meth:`commit_step` does.
         """
         full = self._row(_ROUND, row, "validation.", [])
         place = {"run": self.run_key, "attempt": self.attempt, "step": full["step"]}

@@ -9,16 +9,25 @@ from nbtrain.client.diagnosis.endings import RULES as ENDINGS
 from nbtrain.client.diagnosis.errors import RULES as ERRORS
 from nbtrain.client.diagnosis.facts import Facts, gather
 from nbtrain.client.diagnosis.learning import RULES as LEARNING
+from nbtrain.client.diagnosis.measured import RULES as MEASURED
 from nbtrain.client.diagnosis.rewards import RULES as REWARDS
 from nbtrain.client.diagnosis.signal import RULES as SIGNAL
 from nbtrain.client.diagnosis.state import RULES as STATE
+from nbtrain.client.diagnosis.supervised import RULES as LOSSES
+from nbtrain.client.readings import SFT
 from nbtrain.report.findings import Diagnosis, Finding
 
-__all__ = ["RULES", "Diagnosis", "Facts", "Finding", "diagnose", "gather"]
+__all__ = ["RULES", "SUPERVISED", "Diagnosis", "Facts", "Finding", "diagnose", "gather"]
 
 Rule = Callable[[Facts], Iterable[Finding]]
 
-RULES: tuple[Rule, ...] = (*(*STATE, *ERRORS, *ENDINGS, *SIGNAL, *REWARDS, *LEARNING, *ACCOUNT),)
+RULES: tuple[Rule, ...] = (
+    *(*STATE, *MEASURED, *ERRORS, *ENDINGS, *SIGNAL, *REWARDS, *LEARNING, *ACCOUNT),
+)
+"""Of a run that samples."""
+
+SUPERVISED: tuple[Rule, ...] = (*STATE, *MEASURED, *LOSSES)
+"""Of a supervised run."""
 
 _WARM_UP = ("warming up", "too few steps")
 _NOTHING_TRAINS = ("too small groups", "skipped updates", "flat reward", "small learning rate")
@@ -33,6 +42,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
     "tiny updates": ("flat reward",),
     "too few steps": ("flat reward",),
     "no tool called": ("duplicates",),
+    "not finite": ("flat loss", "loss rises"),
 }
 """What needs no word of its own where a rule has spoken, as it follows from that."""
 
@@ -54,6 +64,10 @@ _FOLLOWS_PROBLEM: dict[str, tuple[str, ...]] = {
     ),
     "too small groups": ("skipped updates",),
     "train–held-out gap": ("learning",),
+    "memorising": ("learning",),
+    "no gradient": ("flat loss", "small learning rate"),
+    "small learning rate": ("flat loss",),
+    "smoke check": ("nothing to learn",),
 }
 """What follows only where the cause is a problem."""
 
@@ -62,7 +76,8 @@ def diagnose(facts: Facts) -> Diagnosis:
     """What the rules find in these facts, the most important first; causes without what follows
     from them.
     """
-    found = [finding for rule in RULES for finding in rule(facts)]
+    rules = SUPERVISED if facts.method == SFT else RULES
+    found = [finding for rule in rules for finding in rule(facts)]
     return Diagnosis(facts.title, _causes(found))
 
 

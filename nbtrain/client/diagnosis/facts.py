@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.client.readings import SFT
 from nbtrain.errors import Refused
 from nbtrain.plan.phases import Phase
 from nbtrain.store import Row, trajectory_ref
@@ -56,6 +57,10 @@ class Facts:
     whose failure came with one. ``tools`` are the names of what an environment lets the model
     call. Times are seconds since 1970; ``waiting_since`` is when the phase began, ``waits_for``
     what it said, and ``activity`` what the job says it does now.
+
+    ``losses`` are (step, loss) of every step of a supervised run, which has neither rewards nor
+    trajectories; its ``train_tasks`` are rows. ``validates`` says whether it has a validation
+    dataset, ``smoke`` whether it is a smoke check, ``verdict`` what that found.
     """
 
     title: str = "run"
@@ -84,6 +89,13 @@ class Facts:
     held_out: Sequence[Row] = ()
     tracebacks: Container[str] = ()
     tools: Sequence[str] = ()
+    method: str = "gspo"
+    admission: str = "filtered"
+    losses: Sequence[tuple[int, float | None]] = ()
+    validates: bool = True
+    smoke: bool = False
+    checks: Sequence[Mapping[str, Any]] = ()
+    verdict: Mapping[str, Any] | None = None
 
     @property
     def recent(self) -> list[Row]:
@@ -166,17 +178,13 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def gather(store: Store, row: StoredRun, seen: Liveness | None = None) -> Facts:
-    """Read a run's facts. What it reads does not grow with the run, but for the reward history."""
-    key, plan = row.key, row.resolved
-    rewards = [(r["step"], r["avg_reward"]) for r in store.rewards(key)]
-    wanted = _spread([step for step, _ in rewards])
-    trajectories = store.trajectories(
-        key, split="train", limit=_TRAJECTORIES, newest=True, columns=_TRAJECTORY
-    )
-    for trajectory in trajectories:
-        trajectory["ref"] = trajectory_ref(row.run_id, trajectory)
-    phase = (store.phases(key) or [{}])[-1]
-    rounds = store.validation_rounds(key)
+    """Read a run's facts. What it reads does not grow with the run, but for the histories of
+    rewards and losses.
+    """
+    sampled = _losses if row.method == SFT else _samples
+    plan = row.resolved
+    phase = (store.phases(row.key) or [{}])[-1]
+    rounds = store.validation_rounds(row.key)
     quiet = seen is not None and seen.state == "unresponsive" and not row.ended_for_good
     settings = plan.get("settings") or {}
     return Facts(
@@ -197,16 +205,44 @@ def gather(store: Store, row: StoredRun, seen: Liveness | None = None) -> Facts:
         waits_for=phase.get("message"),
         activity=seen.activity if seen is not None and not row.ended_for_good else None,
         now=time.time(),
-        rewards=rewards,
-        steps=store.steps_at(key, wanted),
         rounds=rounds,
-        groups=store.groups(key, limit=_GROUPS, newest=True, columns=_GROUP),
-        trajectories=trajectories,
-        texts=_texts(store, trajectories),
-        held_out=_last_round(store, row, rounds),
-        tracebacks=_tracebacks(store, trajectories),
-        tools=_tools(store, row.workload_id),
+        method=row.method,
+        admission=plan.get("admission") or "filtered",
+        validates=bool(plan.get("validation_dataset")),
+        smoke=bool(plan.get("smoke")),
+        checks=row.checks,
+        verdict=row.verdict,
+        **sampled(store, row, rounds),
     )
+
+
+def _losses(store: Store, row: StoredRun, _: Sequence[Row]) -> dict[str, Any]:
+    """The steps of a supervised run."""
+    losses = [(s["step"], s["loss"]) for s in store.steps(row.key, columns=("id", "step", "loss"))]
+    wanted = _spread([step for step, _ in losses])
+    return {"losses": losses, "steps": store.steps_at(row.key, wanted)}
+
+
+def _samples(store: Store, row: StoredRun, rounds: Sequence[Row]) -> dict[str, Any]:
+    """The steps of a run that samples, and its newest groups, trajectories and texts."""
+    key = row.key
+    rewards = [(r["step"], r["avg_reward"]) for r in store.rewards(key)]
+    wanted = _spread([step for step, _ in rewards])
+    trajectories = store.trajectories(
+        key, split="train", limit=_TRAJECTORIES, newest=True, columns=_TRAJECTORY
+    )
+    for trajectory in trajectories:
+        trajectory["ref"] = trajectory_ref(row.run_id, trajectory)
+    return {
+        "rewards": rewards,
+        "steps": store.steps_at(key, wanted),
+        "groups": store.groups(key, limit=_GROUPS, newest=True, columns=_GROUP),
+        "trajectories": trajectories,
+        "texts": _texts(store, trajectories),
+        "held_out": _last_round(store, row, rounds),
+        "tracebacks": _tracebacks(store, trajectories),
+        "tools": _tools(store, row.workload_id),
+    }
 
 
 def _spread(steps: Sequence[int]) -> list[int]:

@@ -68,6 +68,13 @@ def _against_ties(facts: Facts, passed: float, lost: float, between: float) -> _
         if facts.is_learned:
             return "The tasks are learned: add harder ones to go on.", ()
         return "The tasks are too easy: add harder ones.", ()
+    if lost >= between and facts.admission == "as_graded":
+        return (
+            "The tasks are too hard for the model, so that every reply earns the least there is: "
+            "add a term for the format, which some replies earn, or begin from a registered "
+            "adapter (warmStartModelId).",
+            ("reward", "warmStartModelId"),
+        )
     if lost >= between:
         return (
             "The tasks are too hard for the model: raise group_size, give partial credit in the "

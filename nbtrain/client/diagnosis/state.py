@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbtrain.client.diagnosis.facts import Facts, counted
+from nbtrain.client.readings import SFT
 from nbtrain.plan.phases import Phase, Status, status_of
 from nbtrain.report.findings import Finding
 from nbtrain.report.summary import span
@@ -73,15 +74,31 @@ def first_step(facts: Facts) -> Iterator[Finding]:
     begun = facts.phase == Phase.TRAINING and facts.completed_steps <= facts.start_step
     if begun and waited >= _SHORT_WAIT:
         now = f" Now: {facts.activity.rstrip('.')}." if facts.activity else ""
+        when, change, options = _FIRST_UPDATE if facts.method == SFT else _first_batch(facts)
         yield Finding(
             "no step yet",
             "problem" if waited > _LONG_WAIT else "hint",
             f"No step is complete after {span(waited)} of training: a step is recorded when its "
-            f"{facts.option('batch_size') or 'wanted'} groups are sampled and graded.{now}",
-            "Lower batch_size, group_size or the token limits for a first look.",
-            ("batch_size", "group_size", "max_output_tokens_per_trajectory"),
+            f"{when}.{now}",
+            change,
+            options,
             weight=0.9,
         )
+
+
+_FIRST_UPDATE = (
+    "sequences have gone through the model",
+    "Lower gradient_accumulation or max_seq_length for a first look.",
+    ("gradient_accumulation", "max_seq_length"),
+)
+
+
+def _first_batch(facts: Facts) -> tuple[str, str, tuple[str, ...]]:
+    return (
+        f"{facts.option('batch_size') or 'wanted'} groups are sampled and graded",
+        "Lower batch_size, group_size or the token limits for a first look.",
+        ("batch_size", "group_size", "max_output_tokens_per_trajectory"),
+    )
 
 
 def ended_early(facts: Facts) -> Iterator[Finding]:
@@ -94,7 +111,8 @@ def ended_early(facts: Facts) -> Iterator[Finding]:
             "no weight changed",
             "problem",
             f"The run completed without a single update, so no weight changed{told}.",
-            "The findings below say what became of its groups.",
+            "The findings below say what became of its "
+            f"{'rows' if facts.method == SFT else 'groups'}.",
             weight=0.99,
         )
     elif facts.ended:
