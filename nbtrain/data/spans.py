@@ -1,0 +1,356 @@
+"""Which characters of a rendering are a message's: found by rendering, never by marker text.
+
+The quick way renders the conversation up to a reply, with the generation prompt: the rest of the
+rendering is then the reply and what follows it. Where a template rewrites earlier turns, or writes
+a generation prompt that it leaves out of the whole, a message's own text is what changes when the
+message is replaced by two different stand-ins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from nbtrain.data.probing import SENTINELS, changed_part
+from nbtrain.data.rendering import Conversation, Renderer, Rendering
+from nbtrain.errors import Problem
+
+__all__ = ["REASONING", "Finder", "Region", "Reply", "content_text"]
+
+Message = dict[str, Any]
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which a message carries its reasoning."""
+
+_TAGS = re.compile(r"</?think>")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Characters ``start`` to ``end`` (exclusive) of a rendering."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The generated part of an assistant message: what the model has to write itself.
+
+    From where the generation prompt ends (``start``) through the end-of-turn token (``ending`` to
+    ``end``). ``said`` is where the message's own text ends; ``calls`` is where its tool calls
+    begin, with whatever the template writes before them, and ``None`` without calls. ``missing``
+    names the parts of the message that the template leaves out.
+    """
+
+    start: int
+    said: int
+    ending: int
+    end: int
+    calls: int | None = None
+    missing: tuple[str, ...] = ()
+
+
+def content_text(message: Message) -> str:
+    """A message's content as one text, whatever form the template takes it in."""
+    content = message.get("content", "")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return str(content)
+
+
+class Finder:
+    """Finds messages in one rendering; renders more only where it has to."""
+
+    def __init__(self, renderer: Renderer, conversation: Conversation, whole: Rendering) -> None:
+        self._renderer = renderer
+        self._messages = list(conversation.messages)
+        self._tools = conversation.tools
+        self._whole = whole
+
+    # --- replies
+
+    def reply(self, index: int) -> Reply | Problem:
+        """The generated part of the assistant message ``index``, or why there is none."""
+        return self._quick(index) or self._thorough(index)
+
+    def _quick(self, index: int) -> Reply | None:
+        """A plain reply that is all that stands between its prompt and what follows it."""
+        message, habits = self._messages[index], self._renderer.habits
+        if habits.lead is None or not habits.tail or index == 0 or _is_rich(message):
+            return None
+        text = self._whole.text
+        opened = self._prefix(index, prompt=True)
+        through = text if index == len(self._messages) - 1 else self._prefix(index + 1)
+        if not opened or not through or not text.startswith(opened):
+            return None
+        if not through.endswith(habits.tail) or not text.startswith(through):
+            return None
+        said = len(through) - len(habits.tail)
+        inner, content = text[len(opened) : said], content_text(message).strip()
+        if inner.strip() != content and (
+            not inner.startswith(habits.lead) or inner[len(habits.lead) :].strip() != content
+        ):
+            return None
+        end = self._end_token(said, len(through))
+        return None if end is None else Reply(len(opened), said, *end)
+
+    def _thorough(self, index: int) -> Reply | Problem:
+        own = self.regions[index]
+        field = f"messages[{index}]"
+        if own is None:
+            return Problem(field, "the chat template leaves out an assistant message")
+        start = self._generated_from(index, own)
+        others = [
+            region for j, region in enumerate(self.regions) if j != index and region is not None
+        ]
+        bound = min((r.start for r in others if r.start >= own.end), default=len(self._whole.text))
+        end = self._end_token(own.end, bound)
+        if end is None:
+            return Problem(
+                field,
+                "the chat template writes no end-of-turn token after an assistant message that is "
+                "trained",
+                allowed="a token that ends a reply",
+                hint="A model trained on it would not learn to stop; train the last turn alone "
+                "(assistantTurns: last) if only earlier turns lack it",
+            )
+        if any(region.start < end[1] and region.end > start for region in others):
+            message = "the chat template mixes an assistant message with the text of another one"
+            return Problem(field, message)
+        calls = self._calls_from(index, start)
+        missing = tuple(self._missing(index, self._whole.text[start : end[1]]))
+        return Reply(start, own.end, *end, calls, missing)
+
+    def _end_token(self, said: int, bound: int) -> tuple[int, int] | None:
+        """The characters of the first end token after ``said``, which starts before ``bound``."""
+        ends, offsets = self._renderer.ends, self._whole.offsets
+        for position in range(_first_after(offsets, said), len(offsets)):
+            start, end = offsets[position]
+            if start >= bound:
+                return None
+            if end > said and self._whole.ids[position] in ends:
+                return max(start, said), end
+        return None
+
+    def _generated_from(self, index: int, own: Region) -> int:
+        """Where the generation prompt ends in the whole rendering, at most where ``own`` starts.
+
+        Where the prompt says more than the whole does (an opening of a thought, say), only what
+        both have counts as prompt.
+        """
+        text = self._whole.text
+        opened = self._prefix(index, prompt=True) if index else None
+        if opened and text.startswith(opened):
+            # Some templates write the beginning of the reply into the prompt.
+            return len(opened)
+        before = self.regions[index - 1] if index else None
+        said = self._end_in_prompt(index) if before is not None else None
+        if opened is None or before is None or said is None:
+            earliest = 0 if before is None else before.end
+            return _after_prompt(text, self._renderer.habits.prompt, earliest, own.start)
+        shown = opened[said:]
+        matching = 0
+        for a, b in zip(shown, text[before.end : own.start], strict=False):
+            if a != b:
+                break
+            matching += 1
+        return before.end + matching
+
+    def _end_in_prompt(self, index: int) -> int | None:
+        """Where the message before ``index`` ends in the rendering of the prompt for ``index``."""
+        prompt = self._messages[:index]
+        text = self._prefix(index, prompt=True)
+        found = None if text is None else self._region(prompt, index - 1, text, prompt=True)
+        return None if found is None else found.end
+
+    def _prefix(self, length: int, prompt: bool = False) -> str | None:
+        return self._render(self._messages[:length], prompt)
+
+    def _render(self, messages: Sequence[Message], prompt: bool = False) -> str | None:
+        try:
+            return self._renderer.text(messages, self._tools, prompt)
+        except Exception:  # a part of a conversation may be none that the template takes
+            return None
+
+    # --- regions
+
+    @cached_property
+    def regions(self) -> list[Region | None]:
+        """Each message's own text in the rendering; ``None`` where it has none."""
+        return [
+            self._region(self._messages, index, self._whole.text)
+            for index in range(len(self._messages))
+        ]
+
+    def region(self, index: int) -> Region | None:
+        """One message's own text, ``None`` where the rendering has none of it."""
+        if "regions" in self.__dict__:
+            return self.regions[index]
+        return self._region(self._messages, index, self._whole.text)
+
+    def _region(
+        self, messages: Sequence[Message], index: int, text: str, prompt: bool = False
+    ) -> Region | None:
+        found = [
+            region
+            for variants in self._variants(messages[index])
+            if (region := self._changed(messages, index, variants, text, prompt)) is not None
+        ]
+        if not found:
+            return None
+        return Region(min(r.start for r in found), max(r.end for r in found))
+
+    def _changed(
+        self,
+        messages: Sequence[Message],
+        index: int,
+        variants: Sequence[Message],
+        text: str,
+        prompt: bool = False,
+    ) -> Region | None:
+        rendered = [
+            self._render([*messages[:index], variant, *messages[index + 1 :]], prompt)
+            for variant in variants
+        ]
+        others = [one for one in rendered if one is not None and one != text]
+        return Region(*changed_part(text, others)) if others else None
+
+    def _changed_whole(self, index: int, variants: Sequence[Message]) -> Region | None:
+        return self._changed(self._messages, index, variants, self._whole.text)
+
+    def _variants(self, message: Message) -> Iterator[list[Message]]:
+        """For each part of a message: the message with that part replaced, twice."""
+        if content_text(message) or not _is_rich(message):
+            yield self._with_text(message)
+        if _has_reasoning(message):
+            yield self._with_reasoning(message)
+        for call in range(len(message.get("tool_calls") or ())):
+            yield self._with_arguments(message, call)
+
+    def _with_text(self, message: Message) -> list[Message]:
+        return [message | {"content": self._said(stand_in)} for stand_in in SENTINELS]
+
+    def _with_reasoning(self, message: Message) -> list[Message]:
+        carried = [key for key in REASONING if message.get(key)]
+        return [message | dict.fromkeys(carried, stand_in) for stand_in in SENTINELS]
+
+    def _said(self, text: str) -> Any:
+        return [{"type": "text", "text": text}] if self._renderer.habits.parts else text
+
+    def _with_arguments(self, message: Message, call: int) -> list[Message]:
+        changed = []
+        for stand_in in SENTINELS:
+            arguments: Any = {stand_in: stand_in}
+            if self._renderer.habits.arguments == "text":
+                arguments = f'{{"{stand_in}": "{stand_in}"}}'
+            calls = list(message["tool_calls"])
+            holder = calls[call].get("function")
+            if isinstance(holder, dict):
+                calls[call] = calls[call] | {"function": holder | {"arguments": arguments}}
+            else:
+                calls[call] = calls[call] | {"arguments": arguments}
+            changed.append(message | {"tool_calls": calls})
+        return changed
+
+    # --- parts of a message
+
+    def left_out_call(self, index: int) -> bool:
+        """Whether the rendering lacks one of a message's tool calls."""
+        message = self._messages[index]
+        return any(
+            self._changed_whole(index, self._with_arguments(message, call)) is None
+            for call in range(len(message.get("tool_calls") or ()))
+        )
+
+    def _calls_from(self, index: int, start: int) -> int | None:
+        """Where the calls begin: after what else the message says, which stands before them."""
+        message = self._messages[index]
+        if not message.get("tool_calls"):
+            return None
+        said = max((region.end for region in self._said_regions(index)), default=start)
+        called = [
+            region.start
+            for call in range(len(message["tool_calls"]))
+            if (region := self._changed_whole(index, self._with_arguments(message, call)))
+        ]
+        # Where a template writes calls first, none of the reply is free of them.
+        return start if any(place < said for place in called) else said
+
+    def _said_regions(self, index: int) -> list[Region]:
+        """The regions of a message's text and reasoning, without its calls."""
+        message = self._messages[index]
+        parts = [self._with_text(message)] if content_text(message) else []
+        parts += [self._with_reasoning(message)] if _has_reasoning(message) else []
+        found = (self._changed_whole(index, variants) for variants in parts)
+        return [region for region in found if region is not None]
+
+    def _missing(self, index: int, rendered: str) -> Iterator[str]:
+        message, shown = self._messages[index], _squashed(rendered)
+        content = content_text(message)
+        lacks = content and self._changed_whole(index, self._with_text(message)) is None
+        if lacks or _squashed(content) not in shown:
+            *thoughts, answer = [_squashed(piece) for piece in _TAGS.split(content)]
+            if lacks or not _in_order([*thoughts, answer], shown):
+                yield "reasoning" if any(thoughts) and answer in shown else "text"
+        if _has_reasoning(message):
+            lacks = self._changed_whole(index, self._with_reasoning(message)) is None
+            carried = [message[key] for key in REASONING if isinstance(message.get(key), str)]
+            if lacks or any(_squashed(thought) not in shown for thought in carried):
+                yield "reasoning"
+        calls = message.get("tool_calls") or []
+        names = [(call.get("function") or call).get("name", "") for call in calls]
+        if any(str(name) not in rendered for name in names) or self.left_out_call(index):
+            yield "tool calls"
+
+
+def _in_order(pieces: Sequence[str], text: str) -> bool:
+    """Whether the pieces stand in the text one after the other."""
+    place = 0
+    for piece in pieces:
+        found = text.find(piece, place)
+        if found < 0:
+            return False
+        place = found + len(piece)
+    return True
+
+
+def _has_reasoning(message: Message) -> bool:
+    return any(message.get(key) for key in REASONING)
+
+
+def _is_rich(message: Message) -> bool:
+    return bool(message.get("tool_calls")) or _has_reasoning(message)
+
+
+def _squashed(text: str) -> str:
+    """The text without white space, which templates trim and add as they like."""
+    return "".join(text.split())
+
+
+def _after_prompt(text: str, prompt: str, earliest: int, latest: int) -> int:
+    """After the longest beginning of the generation prompt in ``text[earliest:latest]``.
+
+    Between a message's own text and the one before it there is only what the template wrote, so
+    its own words are found there. Less than half of the prompt is none of it.
+    """
+    for length in range(len(prompt), len(prompt) // 2, -1):
+        place = text.rfind(prompt[:length], earliest, latest)
+        if place >= 0:
+            return place + length
+    return latest
+
+
+def _first_after(offsets: Sequence[tuple[int, int]], said: int) -> int:
+    """The first token that may end after ``said``."""
+    low, high = 0, len(offsets)
+    while low < high:
+        middle = (low + high) // 2
+        if offsets[middle][1] > said:
+            high = middle
+        else:
+            low = middle + 1
+    return low
