@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -148,3 +149,82 @@ def save(run: Run, number: int, *, weights: bool = True, state: bool = True) -> 
         }
     )
     return checkpoint_id
+
+
+SFT_SETTINGS: dict[str, Any] = {
+    "algorithm": "sft", "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0,
+    "lora_target_modules": "default", "optimizer_kind": "adamw", "learning_rate": 1e-4,
+    "weight_decay": 0.0, "max_grad_norm": 1.0, "scheduler_kind": "linear", "warmup_ratio": 0.0,
+    "min_learning_rate_ratio": 0.0, "epochs": 2, "max_steps": 0, "micro_batch_per_gpu": 2,
+    "gradient_accumulation": 4, "validation_frequency_steps": 10, "seed": 42,
+    "max_seq_length": 2048, "precision": "bf16", "load_weights_only": False, "gpus": 1,
+}  # fmt: skip
+
+
+def create_supervised(
+    client: Client,
+    name: str | None = "tuned",
+    *,
+    validates: bool = True,
+    smoke: bool = False,
+    total_steps: int = 40,
+    rows: int = 160,
+    origin: str = "stated",
+    **settings: Any,
+) -> Run:
+    """A supervised run of a descriptor that is recorded but has no job, as :func:`create`."""
+    values = SFT_SETTINGS | settings
+    data: dict[str, Any] = {
+        "settings": {n: {"value": v, "origin": origin} for n, v in values.items()},
+        "workload": {
+            "workload_id": "ab" * 32, "name": "support-triage", "train_tasks": rows,
+            "held_out_tasks": 20 if validates else 0,
+            "split": "every row of dataset triage-train", "train_digest": "cd" * 32,
+        },
+        "base_model": {
+            "slug": "nbtrain/tiny", "kind": "embedded", "location": "", "fingerprint": "ef" * 32,
+            "max_context": 2048,
+        },
+        "parent": None, "display_name": name, "start_step": 0, "total_steps": total_steps,
+        "config_hash": "12" * 32, "admission": "as_graded", "hints": [], "door": "descriptor",
+        "dataset": {"dataset_id": "cd" * 32, "name": "triage-train", "rows": rows},
+    }  # fmt: skip
+    if validates:
+        data["validation_dataset"] = {"dataset_id": "de" * 32, "name": "triage-val", "rows": 20}
+    if smoke:
+        data["smoke"] = {"slice_size": 8, "max_steps": 40, "threshold": 0.98}
+    store = store_of(client)
+    row = store.create_run(
+        new_id(), plan={}, resolved=data, config_name="r8-e2", description="triage of mail"
+    )
+    who = process_identity(os.getpid())
+    assert who is not None
+    store.start_attempt(
+        row.key, 1, host_pid=who.pid, host_start_time=who.start_time, boot_id=who.boot_id
+    )
+    return Run(store, row)
+
+
+def loss(run: Run, number: int, value: float | None, **figures: Any) -> None:
+    """One step of a supervised run."""
+    writer(run).commit_step(
+        {
+            "step": number, "loss": value, "learning_rate": 1e-4 * (1 - (number - 1) / 40),
+            "update_applied": True, "grad_norm": 0.5 + number % 3 / 10, "epoch": number / 20,
+            "trained_tokens": 400, "tokens": 1600, "sequences": 8,
+            "row_ids": [(number * 8 + n) % 160 for n in range(8)],
+            "seconds_loss": 1.5, "seconds_update": 0.25, **figures,
+        }
+    )  # fmt: skip
+
+
+def read(run: Run, number: int, value: float, *, complete: bool = True, **more: Any) -> None:
+    """One validation round of a supervised run."""
+    writer(run).commit_validation(
+        {
+            "step": number, "policy_version": number, "loss": value,
+            "perplexity": math.exp(value), "trained_tokens": 1000, "round_completed": complete,
+            "completed_samples": 20 if complete else 8, "expected_samples": 20, "seconds": 0.5,
+            **more,
+        }
+    )  # fmt: skip

@@ -52,5 +52,5 @@ class LossCurve:
             epoch=self._last.get("epoch"),
             epochs=plan.options.get("epochs"),
             trained_tokens=self._last.get("trained_tokens"),
-            validates=plan.validation_dataset is not None,
+            validates=plan.validation_dataset is not None or plan.smoke is not None,
         )

@@ -37,7 +37,12 @@ _SHARE = 0.05  # of a core that pictures may take: one that cost 0.1 s is follow
 _LONGEST_WITHOUT = 5.0  # seconds; the first picture also pays for loading matplotlib
 _DIAGNOSED = 10.0  # seconds between two diagnoses
 _FEW_STEPS = 3  # that say nothing yet
-_SAID = frozenset(("failed", "unresponsive", "no weight changed", "ungraded", "environment errors"))
+_SAID = frozenset(
+    (
+        *("failed", "unresponsive", "no weight changed", "ungraded", "environment errors"),
+        "smoke check",
+    )
+)
 _BUDGETS = ("max_total_", "max_wall_clock_")
 _LOOK_BACK = 8  # keys of steps
 _NEWEST = 512  # trajectories among which the most frequent error is looked for

@@ -20,6 +20,7 @@ from nbtrain.plan.resolved import ResolvedPlan
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nbtrain.client.earlier import EarlierRuns
     from nbtrain.client.glance import Glance
     from nbtrain.client.models import ModelItem
     from nbtrain.jobs.liveness import Liveness
@@ -162,17 +163,18 @@ class Run(RunTables, NotYet):
         return ShownPlan.from_json(self._store.run(self._key).resolved)
 
     @property
-    def earlier_runs(self) -> Listing[Run]:
-        """Runs of the same recipe (equal config hash) that were created before, newest first.
-
-        As a frame each has its last complete validation reading beside it.
+    def earlier_runs(self) -> EarlierRuns:
+        """Runs of the same recipe (equal config hash) that were created before, newest first,
+        each with its last complete validation reading.
         """
+        from nbtrain.client.earlier import EarlierRuns
+
         found = [
             Run(self._store, row)
             for row in self._store.runs(config_hash=self.config_hash, texts=False)
             if row.key < self._key
         ]
-        return EarlierRuns(found, (*RUN_COLUMNS, *_READINGS))
+        return EarlierRuns(found)
 
     @property
     def verdict(self) -> SmokeVerdict | None:
@@ -337,28 +339,6 @@ class RunListing(Listing[Run]):
             for run in self.items
         ]
         return frame(rows)
-
-
-class EarlierRuns(RunListing):
-    """Runs with the last complete reading of their validation."""
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per run, with ``held_out_reward``, ``validation_loss`` and ``perplexity``."""
-        from nbtrain.client.frames import frame
-
-        table = super().to_frame()
-        if not self.items:
-            return table
-        last = self.items[0]._store.last_rounds([run._key for run in self.items])
-        rounds = tables.held_out_points(last.get(run._key, _NO_ROUND) for run in self.items)
-        read = frame([{name: getattr(point, name) for name in _READINGS} for point in rounds])
-        return table.join(read)
-
-
-_READINGS = ("held_out_reward", "validation_loss", "perplexity")
-_NO_ROUND: dict[str, Any] = dict.fromkeys(
-    (*("step", "held_out_reward", "round_completed"), "completed_samples", "expected_samples")
-)
 
 
 def _as_row(row: StoredRun) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Supervised:
     """The figures of a supervised run.
 
     ``losses`` and ``rates`` are (step, value) of every step; ``epoch`` is how far the last step
-    came, of ``epochs``. ``validates`` says whether the run has a validation dataset.
+    came, of ``epochs``. ``validates`` is false where a validation dataset is missed.
     """
 
     losses: list[tuple[int, float | None]] = field(default_factory=list)

@@ -216,22 +216,6 @@ class Reader(Finder):
             self._select(tables.validation_rounds, run_key, after, None, None, superseded)
         )
 
-    def last_rounds(self, run_keys: Sequence[int]) -> dict[int, Row]:
-        """The newest complete validation round of each of these runs that has one, by run."""
-        table = tables.validation_rounds
-        newest = (
-            select(func.max(table.c.id))
-            .where(
-                table.c.run.in_(run_keys),
-                table.c.round_completed.is_(True),
-                table.c.superseded.is_(False),
-            )
-            .group_by(table.c.run)
-        )
-        with self.database.reading() as connection:
-            found = connection.execute(select(table).where(table.c.id.in_(newest))).mappings()
-            return {row["run"]: dict(row) for row in found}
-
     def phases(self, run_key: int, after: int = 0) -> list[Row]:
         """Every phase the run has entered, with time and message."""
         return _dicts(self._select(tables.phases, run_key, after))
