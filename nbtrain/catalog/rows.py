@@ -200,9 +200,9 @@ def _plain_numpy(value: Any) -> Any:
         raise UnusableError(msg)
     tolist = getattr(value, "tolist", None)
     if type(value).__module__.split(".")[0] == "numpy" and callable(tolist):
-        plain = tolist()
-        if type(plain) is not type(value):
-            return plain(plain)
+        made = tolist()
+        if type(made) is not type(value):
+            return plain(made)
     msg = f"a {kind}, which has no JSON form"
     raise UnusableError(msg)
 
