@@ -25,13 +25,16 @@ __all__ = ["LabelMatch", "find_json", "json_label_match", "match_labels", "why_u
 _OPENING = re.compile(r"[{\[]")
 _NAME = "json-label-match"
 _MISSING = object()
+_TOO_DEEP = 500
+"""Characters to go on by in what is nested too deeply to be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelMatch:
     """How an answer's JSON fits the expected one: ``fields`` by dotted path, in their order.
 
-    The path of a JSON that is no object, or an empty one, is empty.
+    A key with a dot in it is quoted. The path of a JSON that is no object, or an empty one, is
+    empty.
     """
 
     fields: Mapping[str, bool]
@@ -71,7 +74,7 @@ def match_labels(answer: str, expected: Any) -> LabelMatch | None:
     found = find_json(answer, type(wanted))
     leaves = dict(_leaves(wanted, ()))
     return LabelMatch(
-        {".".join(path): _same(_at(found, path), value) for path, value in leaves.items()}
+        {_dotted(path): _same(_at(found, path), value) for path, value in leaves.items()}
     )
 
 
@@ -95,7 +98,10 @@ def find_json(text: str, kind: type | None = None) -> dict[str, Any] | list[Any]
     while (opening := _OPENING.search(text, position)) is not None:
         try:
             value, position = _DECODER.raw_decode(text, opening.start())
-        except (ValueError, ArithmeticError, RecursionError):
+        except RecursionError:
+            # It went this far at least: from each of them it would get as deep again.
+            position = opening.start() + _TOO_DEEP
+        except (ValueError, ArithmeticError):
             position = opening.start() + 1
         else:
             last[type(value)] = value
@@ -124,6 +130,10 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         return
     for key, item in value.items():
         yield from _leaves(item, (*path, key))
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(json.dumps(key) if {".", '"'} & {*key} else key for key in path)
 
 
 def _at(value: Any, path: tuple[str, ...]) -> Any:

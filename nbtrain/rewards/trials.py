@@ -18,11 +18,17 @@ _TICK_SECONDS = 0.5
 
 
 class Trial(list[Problem]):
-    """The problems a trial found, all of them; ``warnings`` are what it only remarks on."""
+    """The problems a trial found, all of them; ``warnings`` are what it only remarks on.
 
-    def __init__(self, problems: Iterable[Problem] = (), warnings: Iterable[str] = ()) -> None:
+    ``graded`` counts the completions that every term with a weight gave a grade.
+    """
+
+    def __init__(
+        self, problems: Iterable[Problem] = (), warnings: Iterable[str] = (), graded: int = 0
+    ) -> None:
         super().__init__(problems)
         self.warnings: tuple[str, ...] = tuple(warnings)
+        self.graded = graded
 
 
 def trial(
@@ -72,7 +78,9 @@ def trial(
                 continue
             text = f"reward {term.name!r} returned None for every completion of the trial"
             warnings.append(f"{text}: such completions are ungraded and teach nothing")
-    return Trial(problems, warnings)
+    weighed = [grades[index] for index, term in enumerate(pool.terms) if term.weight != 0]
+    graded = sum(all(g.reward is not None for g in each) for each in zip(*weighed, strict=True))
+    return Trial(problems, warnings, graded)
 
 
 _HINTS = {
