@@ -7,23 +7,34 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.machine import free_bytes
+from nbtrain.client.readings import SFT
 from nbtrain.errors import NotFound
 from nbtrain.plan.memory import ranks_of
 from nbtrain.plan.preflight import Estimate, estimate
 from nbtrain.plan.rates import Measured, Rate
+from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.plan.supervised_estimate import (
+    SupervisedEstimate,
+    UpdateRate,
+    UpdateRates,
+    estimate_supervised,
+    sequences_of,
+)
 
 if TYPE_CHECKING:
     from nbtrain.client.parts import Parts
-    from nbtrain.plan.resolved import ResolvedPlan
     from nbtrain.store import Store, StoredRun
 
-__all__ = ["earlier_runs", "estimate_here"]
+__all__ = ["earlier_runs", "earlier_supervised", "estimate_here"]
 
 _LOOK_AT, _USE = 100, 5  # newest runs of the store, and of those that count
+_STEPS = 20  # last steps of a run whose tokens are counted
 
 
-def estimate_here(parts: Parts, plan: ResolvedPlan) -> Estimate:
+def estimate_here(parts: Parts, plan: ResolvedPlan) -> Estimate | SupervisedEstimate:
     """What ``plan`` will take on this machine."""
+    if plan.method == SFT:
+        return estimate_supervised(plan, measured=earlier_supervised(parts, plan))
     registry = parts.registry
     machine = registry.machine()
     free = free_bytes(machine)
@@ -52,7 +63,7 @@ def earlier_runs(parts: Parts, plan: ResolvedPlan) -> Measured | None:
     for row in parts.store.runs(_LOOK_AT):
         if len(same) == _USE:
             break
-        if not _counts(parts.store, row, plan.base_model.fingerprint):
+        if row.method == SFT or not _counts(parts.store, row, plan.base_model.fingerprint):
             continue
         alike = _conditions(row.resolved) == _conditions(plan.to_json())
         if not alike and (same or len(others) == _USE):
@@ -64,6 +75,49 @@ def earlier_runs(parts: Parts, plan: ResolvedPlan) -> Measured | None:
             (same if alike else others).append(rate)
     found = same or others
     return Measured(tuple(found), same_workload=bool(same)) if found else None
+
+
+def earlier_supervised(parts: Parts, plan: ResolvedPlan) -> UpdateRates | None:
+    """Rates of the newest supervised runs of the plan's base model on this machine that ended.
+
+    Those with the plan's dataset and updates where there are any, else all others, of which only
+    seconds per token carry over. ``None`` without any. Time is what passed from the first update
+    to the end, validation and saving included.
+    """
+    same: list[UpdateRate] = []
+    others: list[UpdateRate] = []
+    wanted = _updates(plan)
+    for row in parts.store.runs(_LOOK_AT):
+        if len(same) == _USE:
+            break
+        if row.method != SFT or not _counts(parts.store, row, plan.base_model.fingerprint):
+            continue
+        alike = _updates(ResolvedPlan.from_json(row.resolved)) == wanted
+        rate = None if not alike and len(others) == _USE else _update_rate(parts.store, row)
+        if rate is not None:
+            (same if alike else others).append(rate)
+    found = same or others
+    return UpdateRates(tuple(found), alike=bool(same)) if found else None
+
+
+def _updates(plan: ResolvedPlan) -> tuple[Any, ...]:
+    """What makes the updates of two plans cost the same."""
+    names = ("max_seq_length", "precision", "packing", "gpus", "gradient_checkpointing")
+    dataset = plan.dataset.dataset_id if plan.dataset else None
+    return dataset, sequences_of(plan), *(plan.options.get(name) for name in names)
+
+
+def _update_rate(store: Store, row: StoredRun) -> UpdateRate | None:
+    steps = row.completed_steps - row.start_step
+    last = store.steps_at(row.key, range(row.completed_steps - _STEPS, row.completed_steps + 1))
+    read, trained = (
+        [found[name] for step in last if (found := step["metrics"] or {}).get(name)]
+        for name in ("tokens", "trained_tokens")
+    )
+    if steps < 1 or not read or not trained:
+        return None
+    seconds = (row.ended_at or 0.0) - (row.started_at or 0.0)
+    return UpdateRate(seconds / steps, sum(read) / len(read), sum(trained) / len(trained))
 
 
 class _Turns:

@@ -1,0 +1,182 @@
+"""What can be known of a supervised run before anything is spent: updates, tokens and time."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nbtrain.plan.fields import show
+from nbtrain.plan.preflight import about, duration
+from nbtrain.plan.resolved import ResolvedPlan
+
+__all__ = ["SupervisedEstimate", "UpdateRate", "UpdateRates", "estimate_supervised", "sequences_of"]
+
+_UNKNOWN = "no earlier supervised run of this model here"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRate:
+    """What an earlier run took: seconds of an update in all, with its share of validation and
+    saving, and the tokens it read, of which it trained some.
+    """
+
+    seconds: float
+    tokens: float
+    trained_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRates:
+    """Rates of earlier runs of the base model on this machine, newest first, at least one.
+
+    With ``alike`` they had this dataset and these updates; else only seconds per token carry
+    over, and how many tokens there will be is unknown.
+    """
+
+    rates: tuple[UpdateRate, ...]
+    alike: bool = True
+
+    @property
+    def mean(self) -> UpdateRate:
+        """Their mean, each run counting half as much as the next newer one."""
+        weights = [0.5**age for age in range(len(self.rates))]
+        figures = zip(*((r.seconds, r.tokens, r.trained_tokens) for r in self.rates), strict=True)
+        return UpdateRate(
+            *(
+                sum(w * f for w, f in zip(weights, one, strict=True)) / sum(weights)
+                for one in figures
+            )
+        )
+
+    @property
+    def told(self) -> str:
+        """Where the figures come from, in words."""
+        runs = "1 earlier run" if len(self.rates) == 1 else f"{len(self.rates)} earlier runs"
+        return f"from {runs} of this " + ("dataset" if self.alike else "model with other rows")
+
+
+@dataclass(frozen=True)
+class SupervisedEstimate:
+    """What a supervised run will take, as figures and as sentences.
+
+    ``max_tokens`` is a bound: every row as long as ``max_seq_length``. What is expected goes by
+    earlier runs on the same rows, and is ``None`` without any; so are the seconds of a token.
+    """
+
+    updates: int
+    sequences_per_update: int
+    rows: int
+    epochs: float
+    validation_rows: int
+    validation_frequency_steps: int
+    ranks: int
+    max_tokens: int
+    expected_tokens: int | None
+    expected_trained_tokens: int | None
+    seconds: float | None
+    seconds_per_token: float | None
+    measured: UpdateRates | None
+    at_most: bool = False
+    ends_early: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def figures(self) -> dict[str, Any]:
+        """Every figure by name, as JSON."""
+        return asdict(self)
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        parts = [f"{self._most}{show(self.updates)} updates of {show(self._together)} sequences"]
+        if self.expected_tokens is not None:
+            parts.append(f"about {show(about(self.expected_tokens))} tokens")
+        if self.seconds is not None:
+            parts.append(f"about {duration(self.seconds)}")
+        known = f" ({self.measured.told})" if self.measured and self.seconds is not None else ""
+        return "expected: " + ", ".join(parts) + known
+
+    @property
+    def _most(self) -> str:
+        return "at most " if self.at_most else ""
+
+    @property
+    def _together(self) -> int:
+        return self.sequences_per_update
+
+    def sentences(self) -> list[str]:
+        """What is known, a sentence each."""
+        told = [
+            f"{self._most}{show(self.updates)} updates of {show(self._together)} sequences: "
+            f"{self.epochs:.3g} times {show(self.rows)} rows",
+            self._of_validation(),
+            self._of_tokens(),
+            self._of_time(),
+        ]
+        return [*told, *self.ends_early, *(f"hint: {warning}" for warning in self.warnings)]
+
+    def _of_validation(self) -> str:
+        if not self.validation_rows:
+            return "no validation dataset: nothing will tell learning from memorising"
+        every = self.validation_frequency_steps
+        steps = "update" if every == 1 else f"{show(every)} updates"
+        return f"validation on {show(self.validation_rows)} rows every {steps}"
+
+    def _of_tokens(self) -> str:
+        most = f"at most {show(about(self.max_tokens))} tokens"
+        if self.expected_tokens is None or self.expected_trained_tokens is None:
+            return f"{most}; how many is unknown until the rows are tokenised"
+        return (
+            f"about {show(about(self.expected_tokens))} tokens, "
+            f"{show(about(self.expected_trained_tokens))} of them trained; {most}"
+        )
+
+    def _of_time(self) -> str:
+        if self.measured is None or self.seconds_per_token is None:
+            return f"time unknown until the first step: {_UNKNOWN}"
+        if self.seconds is None:
+            each = f"{self.seconds_per_token * 1000:.3g} s a thousand tokens"
+            return f"time unknown until the first step; {each}, {self.measured.told}"
+        return f"about {duration(self.seconds)}, {self.measured.told} on this machine"
+
+    def __repr__(self) -> str:
+        return "\n".join(["expected of this run", *(f"  {each}" for each in self.sentences())])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<li>{html.escape(each)}</li>" for each in self.sentences())
+        return (
+            '<div style="font-family:sans-serif;font-size:13px">expected of this run'
+            f'<ul style="margin:2px 0 0 0">{rows}</ul></div>'
+        )
+
+
+def sequences_of(plan: ResolvedPlan) -> int:
+    """Sequences of one update."""
+    return int(plan["micro_batch_per_gpu"] * plan["gradient_accumulation"])
+
+
+def estimate_supervised(
+    plan: ResolvedPlan, *, measured: UpdateRates | None = None
+) -> SupervisedEstimate:
+    """What the supervised ``plan`` will take. Packed, rows share sequences: there are fewer."""
+    updates, each = plan.total_steps - plan.start_step, sequences_of(plan)
+    rows = plan.workload.train_tasks
+    rate = measured.mean if measured else None
+    alike = rate if measured and measured.alike else None
+    passes = updates * each / rows if rows else 0.0
+    return SupervisedEstimate(
+        updates=updates,
+        sequences_per_update=each,
+        rows=rows,
+        epochs=min(passes, float(plan["epochs"])),
+        validation_rows=plan.validation_dataset.rows if plan.validation_dataset else 0,
+        validation_frequency_steps=plan["validation_frequency_steps"],
+        ranks=plan.options.get("gpus") or 1,
+        max_tokens=updates * each * plan["max_seq_length"],
+        expected_tokens=None if alike is None else round(updates * alike.tokens),
+        expected_trained_tokens=None if alike is None else round(updates * alike.trained_tokens),
+        seconds=None if alike is None else updates * alike.seconds,
+        seconds_per_token=rate.seconds / rate.tokens if rate and rate.tokens else None,
+        measured=measured,
+        at_most=bool(plan.options.get("packing")),
+    )
