@@ -68,8 +68,9 @@ def build_terms(
 
     ``bundles`` returns the bundle of a reference, as :meth:`BundleRegistry.get` does. Parameters
     may be written in snake_case or camelCase, and null is left out. A term without a name is
-    named by its kind, a rule by its module. Raises :class:`~nbtrain.errors.Refused` with
-    everything that is wrong, each problem under ``reward.terms[0].bundle`` and the like.
+    named by its kind; a rule by its module, and its function where that is another than
+    ``compute_score``. Raises :class:`~nbtrain.errors.Refused` with everything that is wrong,
+    each problem under ``reward.terms[0].bundle`` and the like.
     """
     problems: list[Problem] = []
     built = [
@@ -121,7 +122,11 @@ def _built(
     if found is None:
         return None
     function, signature = found
-    default = parameters["module"] if kind == "rule" else kind
+    default = kind
+    if isinstance(function, BundleFunction):
+        default = function.module
+        if function.function != DEFAULT_FUNCTION:
+            default += f":{function.function}"
     return RewardTerm((name or default)[:_NAME_LIMIT], weight, function, signature)
 
 
