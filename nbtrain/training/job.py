@@ -7,6 +7,7 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
+from nbtrain.plan.checks import Check
 from nbtrain.plan.phases import Phase
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.rollout.collector import Collector
@@ -17,11 +18,13 @@ from nbtrain.training.certificate import certificate
 from nbtrain.training.control import Cancelled, Control, FollowerControl
 from nbtrain.training.history import AdapterHistory
 from nbtrain.training.loop import Ending, Loop, LoopState
+from nbtrain.training.models import register_newest
 from nbtrain.training.ranks import Joined, join_ranks
-from nbtrain.training.record import StoreRecorder
+from nbtrain.training.record import StoreRecorder, insist
 from nbtrain.training.starting import Parts, Starter
 from nbtrain.training.update import Updater
 from nbtrain.training.validation import Validator
+from nbtrain.training.warm_start import starts_warm
 
 __all__ = ["Job"]
 
@@ -49,7 +52,10 @@ class Job:
             starter = Starter(
                 self._store, self._plan, self._folder, ranks=ranks, device=device, control=control
             )
-            parts = starter.start(stack)
+            try:
+                parts = starter.start(stack)
+            finally:
+                self._keep(starter.checks, ranks)
             loop = self._loop(parts, ranks, control)
             restored = self._restore(loop, parts)
             control.listen_for_sigterm()
@@ -62,7 +68,15 @@ class Job:
             control.activity = loop.activity
             ending = loop.run()
             self._move(ranks, Phase.RECORDING)
+            if ending.failure is None and loop.updates and not ranks.rank:
+                insist(lambda: register_newest(self._store, self._run, self._plan))
         return ending
+
+    def _keep(self, checks: list[Check], ranks: Ranks) -> None:
+        """What the start checks measured stands on the run, whether they let it start or not."""
+        if not ranks.rank:
+            rows = [check.to_json() for check in checks]
+            insist(lambda: self._store.put_checks(self._run.key, rows))
 
     def _control(self, ranks: Ranks) -> Control | FollowerControl:
         def beat(activity: str | None = None) -> None:
@@ -96,6 +110,8 @@ class Job:
             ranks=ranks,
             history=AdapterHistory(policy.trainable, stale + 1) if keeps else None,
         )
+        if starts_warm(plan) is not None:
+            updater.refer_to()
         collector = Collector(
             parts.train, parts.flight, setup.collector_settings(plan, policy), ranks=ranks
         )

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from nbtrain.plan import defaults
 from nbtrain.plan.resolved import ResolvedPlan
-from nbtrain.rollout.admission import AdmissionRules
+from nbtrain.rollout.admission import AS_GRADED, AdmissionRules
 from nbtrain.rollout.budgets import Budgets
 from nbtrain.rollout.collector import CollectorSettings
-from nbtrain.rollout.generate import GenerateSampler
 from nbtrain.rollout.limits import Sampling, with_model_defaults
-from nbtrain.rollout.ragged import RaggedSampler
-from nbtrain.rollout.types import Sampler
 from nbtrain.training.loop import LoopSettings
+from nbtrain.training.packing import DEFAULT
 from nbtrain.training.policy import Policy
 from nbtrain.training.update import UpdateSettings
 from nbtrain.training.validation import ValidationSettings
@@ -37,89 +34,10 @@ def load_policy(plan: ResolvedPlan, folder: Path, device: torch.device) -> Polic
     )
 
 
-def load_sampler(
-    plan: ResolvedPlan,
-    policy: Policy,
-    *,
-    ends: Sequence[int],
-    pad_id: int | None,
-    kv_budget_bytes: int,
-    ranks: int,
-) -> Sampler:
-    """What decodes the replies of one of ``ranks`` ranks, except for vLLM.
-
-    A model whose configuration promises a cache that the ragged decoder can hold, and which then
-    turns out to be another, is sampled by the plain one, unless the plan states ``ragged``.
-
-    Raises ``ValueError`` for a model that it cannot sample.
-    """
-    arguments: dict[str, Any] = {
-        "slots": _slots(plan, ranks),
-        "eos_ids": ends,
-        "pad_id": pad_id,
-        "max_context": plan.base_model.max_context,
-        "kv_budget_bytes": kv_budget_bytes,
-    }
-    if plan["sampler"] == "generate":
-        return GenerateSampler(policy.model, **arguments)
-    try:
-        return RaggedSampler(policy.model, **arguments)
-    except ValueError:
-        if plan.settings["sampler"].origin == "stated":
-            raise
-        return GenerateSampler(policy.model, **arguments)
-
-
-def load_vllm(
-    plan: ResolvedPlan,
-    policy: Policy,
-    folder: Path,
-    *,
-    ends: Sequence[int],
-    longest: int,
-    kv_budget_bytes: int,
-    scratch: Path,
-) -> Sampler:
-    """The sampler that is vLLM, with the base model in ``folder``; adapters go through ``scratch``.
-
-    ``longest`` are the most tokens that prompt and replies can come to.
-
-    Raises :class:`StartChecksFailed` for settings whose log-probs it cannot give, ``ValueError``
-    for a model that it does not take.
-    """
-    from nbtrain.rollout.vllm import VllmSampler
-    from nbtrain.rollout.vllm_engine import VllmEngine, prepare_process
-
-    on_cpu = policy.device.type == "cpu"
-    prepare_process(cpu=on_cpu)
-    drawings = [training_sampling(plan, policy)]
-    if plan["val_enabled"]:
-        drawings.append(validation_settings(plan, policy).sampling)
-    engine = VllmEngine(
-        folder,
-        dtype={"fp32": "float32", "bf16": "bfloat16"}[plan["precision"]],
-        slots=_slots(plan, 1),
-        max_context=longest,
-        kv_budget_bytes=kv_budget_bytes,
-        lora_rank=plan["lora_rank"],
-        max_versions=plan["max_staleness"] + 1,
-        drawings=drawings,
-        seed=plan["seed"],
-        eager=on_cpu,
-    )
-    return VllmSampler(
-        engine, eos_ids=ends, save_adapter=policy.save_adapter, adapter_folder=scratch
-    )
-
-
-def _slots(plan: ResolvedPlan, ranks: int) -> int:
-    """Replies that a rank decodes at a time."""
-    training: int = max(1, plan["max_concurrent_trajectories"] // ranks)
-    if not plan["val_enabled"]:
-        return training
-    held_out: int = max(1, plan["val_max_concurrent_trajectories"] // ranks)
-    # Ahead of training, a round of validation comes beside what is in flight
-    return training + held_out if plan["max_staleness"] else max(training, held_out)
+def context_of(plan: ResolvedPlan) -> int:
+    """Most tokens of a trajectory, its prompt included: the model's, or the plan's own limit."""
+    own: int | None = plan.options.get("max_seq_length")
+    return min(plan.base_model.max_context, own or plan.base_model.max_context)
 
 
 def budgets(plan: ResolvedPlan) -> Budgets:
@@ -144,19 +62,25 @@ def collector_settings(plan: ResolvedPlan, policy: Policy) -> CollectorSettings:
         max_in_flight=plan["max_concurrent_trajectories"],
         batch_timeout=float(plan["batch_timeout_seconds"]),
         seed=plan["seed"],
-        rules=AdmissionRules(
-            min_trajectories=plan["min_trajectories_per_group"],
-            train_on_truncation=plan["train_on_truncation"],
-            train_on_timeout=plan["train_on_timeout"],
-            train_on_error=plan["train_on_error"],
-            train_on_all_fail=plan["train_on_all_fail"],
-            train_on_all_pass=plan["train_on_all_pass"],
-            train_on_zero_advantage=plan["train_on_zero_advantage"],
-        ),
+        rules=_rules(plan),
         sampling=training_sampling(plan, policy),
         max_staleness=plan["max_staleness"],
         budgets=_token_budgets(plan),
         most_ungraded=_most_ungraded(plan),
+    )
+
+
+def _rules(plan: ResolvedPlan) -> AdmissionRules:
+    if plan.admission == "as_graded":
+        return AS_GRADED
+    return AdmissionRules(
+        min_trajectories=plan["min_trajectories_per_group"],
+        train_on_truncation=plan["train_on_truncation"],
+        train_on_timeout=plan["train_on_timeout"],
+        train_on_error=plan["train_on_error"],
+        train_on_all_fail=plan["train_on_all_fail"],
+        train_on_all_pass=plan["train_on_all_pass"],
+        train_on_zero_advantage=plan["train_on_zero_advantage"],
     )
 
 
@@ -194,6 +118,7 @@ def update_settings(plan: ResolvedPlan) -> UpdateSettings:
         kl_beta=plan["kl_beta"],
         temperature=plan["temperature"],
         max_grad_norm=plan["max_grad_norm"],
+        layout=replace(DEFAULT, sequences=plan.options.get("micro_batch_sequences")),
     )
 
 
@@ -217,7 +142,7 @@ def _sampling(plan: ResolvedPlan, policy: Policy, *, prefix: str) -> Sampling:
     base = Sampling(
         max_new_tokens=plan[f"{prefix}max_output_tokens_per_turn"],
         max_trajectory_tokens=plan[f"{prefix}max_output_tokens_per_trajectory"],
-        max_context=plan.base_model.max_context,
+        max_context=context_of(plan),
         temperature=float(plan[f"{prefix}temperature"]),
         timeout=float(plan[f"{prefix}trajectory_timeout_seconds"]),
         max_turns=plan[f"{prefix}max_turns_per_trajectory"],

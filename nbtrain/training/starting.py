@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nbtrain.catalog import Catalog, Workload, tokenizer_digest
+from nbtrain.catalog import Catalog, tokenizer_digest
 from nbtrain.catalog.thinking import template_arguments
 from nbtrain.environments import EnvironmentPool
 from nbtrain.errors import Problem, StartChecksFailed
 from nbtrain.plan import defaults
+from nbtrain.plan.checks import Check
 from nbtrain.plan.memory import PROMPT_TOKENS, Memory, memory_of, memory_problem
 from nbtrain.plan.preflight import longest_reply
 from nbtrain.plan.resolved import ResolvedPlan
@@ -26,7 +26,7 @@ from nbtrain.rollout.conversation import ChatConversation, tool_schemas
 from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.ranks import Ranks
 from nbtrain.rollout.tokens import decode_completion, end_ids
-from nbtrain.rollout.types import Conversation, Sampler, TaskView
+from nbtrain.rollout.types import Conversation, TaskView
 from nbtrain.store import Store
 from nbtrain.training import checkpoints, setup
 from nbtrain.training.control import Control, FollowerControl
@@ -39,13 +39,24 @@ from nbtrain.training.environment import (
 )
 from nbtrain.training.policy import Policy, load_tokenizer
 from nbtrain.training.prepare_model import weights_folder
-from nbtrain.training.start_checks import overlap, view_tasks
+from nbtrain.training.samplers import Making
+from nbtrain.training.start_checks import (
+    adapter_check,
+    memory_checks,
+    overlap,
+    prompt_check,
+    read_back_check,
+    view_tasks,
+)
 from nbtrain.training.trial import Trial
+from nbtrain.training.warm_start import load_warm_start, starts_warm
+from nbtrain.training.work import Tasks, Work, work_of
 
 __all__ = ["Parts", "Starter"]
 
 log = logging.getLogger("nbtrain.training")
 
+_HELD_OUT = "longest_held_out_prompt"
 TRIAL_STREAM = 2
 """Random streams of the start check's trial group, apart from training and validation."""
 
@@ -68,7 +79,8 @@ class Parts:
 class Starter:
     """Makes the parts of a run in this rank.
 
-    ``control`` raises when the run is to stop, and is told what is being done.
+    ``control`` raises when the run is to stop, and is told what is being done. ``checks`` are
+    what the start checks have measured so far, whether they let the run start or not.
     """
 
     def __init__(
@@ -87,6 +99,7 @@ class Starter:
         self._ranks = ranks
         self._device = device
         self._control = control
+        self.checks: list[Check] = []
         self._problems: list[Problem] = []
         self._remarks: list[str] = []
 
@@ -100,7 +113,8 @@ class Starter:
         self._doing("loading the tasks and what is called on them")
         folder = weights_folder(plan, self._store.home)
         self._same_model(folder)
-        workload = Catalog(self._store).workload(plan.workload.workload_id)
+        work = work_of(self._store, plan, self._folder, rank=self._ranks.rank)
+        workload = work.tasks
         budget = kv_budget(self._device, self._parent_environment(), ranks=self._ranks.size)
         memory = self._check_memory(budget, turns=workload.environment_path is not None)
         tokenizer = load_tokenizer(folder)
@@ -110,26 +124,32 @@ class Starter:
         ready = self._model(folder, tokenizer)
         self._control()
         if ready is None:  # what is wrong with the tasks is said all the same
-            self._views(workload, self._talks(workload, tokenizer, None, (), ""))
+            self._views(work, self._talks(workload, tokenizer, None, (), ""))
             raise StartChecksFailed(self._problems)
         policy, ends = ready
         self._doing("rendering the prompts")
         talks = self._talks(workload, tokenizer, environments, ends, policy.model.config.model_type)
-        train, held_out = self._views(workload, talks)
+        train, held_out = self._views(work, talks)
+        self.checks.append(read_back_check(train, tokenizer.decode))
         if not train:
             raise StartChecksFailed(self._problems)
         self._control()
         prompts = max(len(view.prompt_ids) for view in [*train, *held_out])
         self._doing("starting the sampler")
-        sampler = self._sampler(
+        making = Making(
+            plan,
             policy,
+            folder,
+            self._folder,
             ends,
-            budget,
-            pad_id=tokenizer.pad_token_id,
-            folder=folder,
-            longest=self._longest(prompts, turns=environments is not None),
-            stack=stack,
+            tokenizer.pad_token_id,
+            kv_budget_bytes=budget,
+            ranks=self._ranks.size,
         )
+        sampler = making.make(stack, prompt_tokens=prompts, turns=environments is not None)
+        self._problems += making.problems
+        for remark in making.remarks:
+            self._remark(remark)
         if sampler is None or (environments is not None and self._problems):
             raise StartChecksFailed(self._problems)
         flight = Flight(
@@ -141,6 +161,8 @@ class Starter:
             conversation=talks[0],
             tick=self._control,
         )
+        if starts_warm(plan):
+            flight.new_policy(0)
         self._try(
             Trial(flight, rewards, environments, talks[0], self._says, self._control),
             policy,
@@ -167,7 +189,7 @@ class Starter:
             self._remarks,
         )
 
-    def _rewards(self, workload: Workload) -> RewardPool:
+    def _rewards(self, workload: Tasks) -> RewardPool:
         return RewardPool(
             workload.rewards_path,
             workers=self._workers("reward_workers", defaults.MOST_REWARD_WORKERS),
@@ -185,6 +207,7 @@ class Starter:
         longest = longest_reply(plan, model, turns=turns)
         memory = memory_of(plan, model, longest=longest, prompt_tokens=PROMPT_TOKENS)
         free = free_memory(self._device, ranks=self._ranks.size)
+        self.checks += memory_checks(memory, free)
         found = memory_problem(memory, free, kv_bytes=budget)
         if isinstance(found, Problem):
             raise StartChecksFailed([*self._problems, found])
@@ -192,7 +215,7 @@ class Starter:
             self._remark(found)
         return memory
 
-    def _environments(self, workload: Workload, stack: ExitStack) -> EnvironmentPool | None:
+    def _environments(self, workload: Tasks, stack: ExitStack) -> EnvironmentPool | None:
         """The tasks' environments, where they have any, after one of them has been made."""
         if workload.environment_path is None:
             return None
@@ -215,7 +238,7 @@ class Starter:
 
     def _talks(
         self,
-        workload: Workload,
+        workload: Tasks,
         tokenizer: Any,
         environments: EnvironmentPool | None,
         ends: Sequence[int],
@@ -261,21 +284,30 @@ class Starter:
         self._problems.append(problem)
 
     def _views(
-        self, workload: Workload, talks: tuple[ChatConversation, ChatConversation]
+        self, work: Work, talks: tuple[ChatConversation, ChatConversation]
     ) -> tuple[list[TaskView], list[TaskView]]:
         """Both sides' tasks as ids."""
-        plan = self._plan
-        split = workload.split(validation=plan["val_enabled"])
+        plan, context = self._plan, setup.context_of(self._plan)
+        split = work.tasks.split(validation=plan["val_enabled"])
         if split.train_digest != plan.workload.train_digest:
-            message = "the workload's tasks are not those that the plan was checked with"
+            message = "the tasks are not those that the plan was checked with"
             self._problems.append(Problem("workload", message))
         sides = []
         tasks = (("training", split.train_tasks), ("held-out", split.held_out_tasks))
         for (side, rows), talk in zip(tasks, talks, strict=True):
             views, more = view_tasks(
-                rows, talk.prompt, max_context=plan.base_model.max_context, side=side
+                rows,
+                talk.prompt,
+                max_context=context,
+                side=side,
+                least_reply=work.least_reply,
+                field=work.field,
+                place=work.place,
             )
             self._problems += more
+            if rows:
+                check = prompt_check(views, more, context - work.least_reply)
+                self.checks.append(check if side == "training" else replace(check, name=_HELD_OUT))
             sides.append(views)
         self._problems += overlap(*sides)
         return sides[0], sides[1]
@@ -284,75 +316,19 @@ class Starter:
         """Policy and end ids; ``None`` when the model cannot be had, and that is noted."""
         try:
             policy = setup.load_policy(self._plan, folder, self._device)
+            pattern = self._plan["lora_target_modules"]
+            self.checks.append(adapter_check(policy.model, pattern))
+            if (model := starts_warm(self._plan)) is not None:
+                load_warm_start(self._store, self._plan, model, policy)
         except StartChecksFailed as error:
             self._problems += error.problems
+            if any(problem.field == "lora_target_modules" for problem in error.problems):
+                self.checks.append(adapter_check(None, self._plan["lora_target_modules"]))
             return None
         remark = emulated(self._plan["precision"], self._device)
         if remark is not None:
             self._remark(remark)
         return policy, tuple(end_ids(policy.model.generation_config, tokenizer))
-
-    def _longest(self, prompt: int, *, turns: bool) -> int:
-        """Most tokens that a trajectory can come to, what its environment says included."""
-        plan = self._plan
-        context: int = plan.base_model.max_context
-        if turns:
-            return context
-        replies: list[int] = [
-            min(
-                plan[f"{prefix}max_output_tokens_per_turn"],
-                plan[f"{prefix}max_output_tokens_per_trajectory"],
-            )
-            for prefix in ("", "val_")
-        ]
-        return min(context, prompt + max(replies))
-
-    def _sampler(
-        self,
-        policy: Policy,
-        ends: Sequence[int],
-        budget: int,
-        *,
-        pad_id: int | None,
-        folder: Path,
-        longest: int,
-        stack: ExitStack,
-    ) -> Sampler | None:
-        """What decodes; ``None`` when nothing can, and that is noted."""
-        plan = self._plan
-        try:
-            if plan["sampler"] == "vllm":
-                scratch = self._folder / "policies"
-                shutil.rmtree(scratch, ignore_errors=True)
-                stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-                try:
-                    return setup.load_vllm(
-                        plan,
-                        policy,
-                        folder,
-                        ends=ends,
-                        longest=longest,
-                        kv_budget_bytes=budget,
-                        scratch=scratch,
-                    )
-                except StartChecksFailed as error:
-                    if plan.settings["sampler"].origin == "stated":
-                        raise
-                    self._remark(f"sampling without vLLM: {error.problems[0].message}")
-            return setup.load_sampler(
-                plan,
-                policy,
-                ends=ends,
-                pad_id=pad_id,
-                kv_budget_bytes=budget,
-                ranks=self._ranks.size,
-            )
-        except StartChecksFailed as error:
-            self._problems += error.problems
-        except ValueError as error:
-            message = f"the model cannot be sampled: {error}"
-            self._problems.append(Problem("base_model_slug", message))
-        return None
 
     def _try(self, trial: Trial, policy: Policy, task: TaskView) -> None:
         """One group, in the real processes of environments and rewards."""
@@ -360,6 +336,7 @@ class Starter:
         streams = [(seed, TRIAL_STREAM, sample) for sample in range(size)]
         trial.run(task, streams, setup.training_sampling(self._plan, policy))
         self._problems += trial.problems
+        self.checks += trial.checks
         for remark in trial.remarks:
             self._remark(remark)
 

@@ -11,6 +11,7 @@ from typing import Any
 from nbtrain.environments import EnvironmentPool
 from nbtrain.environments.fleet import LATE
 from nbtrain.errors import Problem
+from nbtrain.plan.checks import Check
 from nbtrain.rewards.contract import GradeRequest
 from nbtrain.rewards.pool import RewardPool
 from nbtrain.rewards.trials import trial
@@ -20,6 +21,7 @@ from nbtrain.rollout.lane import Lane
 from nbtrain.rollout.limits import Sampling
 from nbtrain.rollout.types import Conversation, Group, TaskView, TerminationReason
 from nbtrain.rollout.underway import Stage
+from nbtrain.training.start_checks import reward_checks
 
 __all__ = ["TRIAL_SECONDS", "Trial", "judge_environments"]
 
@@ -37,7 +39,8 @@ _FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+), in (?P<where>.
 class Trial:
     """Tries one group. ``says`` hears what is being done, ``tick`` raises to stop the run.
 
-    What is wrong is in ``problems`` when it is over, what is only worth knowing in ``remarks``.
+    What is wrong is in ``problems`` when it is over, what is only worth knowing in ``remarks``,
+    what was measured of the rewards in ``checks``.
     """
 
     flight: Flight
@@ -48,6 +51,7 @@ class Trial:
     tick: Callable[[], object]
     problems: list[Problem] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
 
     def run(self, task: TaskView, streams: Sequence[tuple[int, ...]], sampling: Sampling) -> None:
         """Sample a group for ``task``, one trajectory for each stream, and grade it."""
@@ -123,6 +127,8 @@ class Trial:
         )
         self.problems += tried
         self.remarks += tried.warnings
+        seconds = time.monotonic() - began
+        self.checks += reward_checks(tried.graded, len(kept), len(tried), seconds)
 
     def _unrewarded(self, reasons: list[TerminationReason], request: GradeRequest) -> str | None:
         """That the environment gives no reward, once one that came to its end gave none."""
