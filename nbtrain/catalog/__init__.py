@@ -13,19 +13,32 @@ from nbtrain.catalog.samples import (
     sums_rows,
 )
 from nbtrain.catalog.splitting import Split, Task
-from nbtrain.catalog.workloads import Workload, WorkloadSpec, build_workload, load_workload
+from nbtrain.catalog.workloads import (
+    NAME,
+    NAME_ALLOWED,
+    DatasetName,
+    Workload,
+    WorkloadSpec,
+    bare_workload,
+    build_workload,
+    load_workload,
+)
 
 __all__ = [
     "CALCULATOR",
     "EMBEDDED",
+    "NAME",
+    "NAME_ALLOWED",
     "SUMS",
     "SUMS_BASE_MODEL",
     "BaseModel",
     "Catalog",
+    "DatasetName",
     "Split",
     "Task",
     "Workload",
     "WorkloadSpec",
+    "bare_workload",
     "build_workload",
     "calculator_rows",
     "load_workload",

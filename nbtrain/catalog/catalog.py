@@ -16,7 +16,8 @@ from nbtrain.catalog.base_models import (
 )
 from nbtrain.catalog.digests import FileDigests
 from nbtrain.catalog.repositories import is_repository
-from nbtrain.catalog.workloads import VERSION, Workload, WorkloadSpec, load_workload, write_workload
+from nbtrain.catalog.workload_files import write_workload
+from nbtrain.catalog.workloads import VERSION, Workload, WorkloadSpec, load_workload
 from nbtrain.errors import NotFound, Problem, Refused
 from nbtrain.store import Store, private_folder
 

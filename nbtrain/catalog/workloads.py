@@ -2,16 +2,15 @@
 
 A workload is identified by its content and never changes; a name points at one and may be moved.
 Its folder holds ``workload.json``, ``tasks.jsonl``, ``held_out.jsonl`` (the stated held-out
-tasks), ``rewards.pkl`` and, where it has an environment, ``environment.pkl``.
+tasks), ``rewards.pkl`` and, where it has an environment, ``environment.pkl``. A bare workload has
+no tasks and only the first of these: descriptors name it and bring a dataset of their own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,11 +22,21 @@ from nbtrain.catalog.rows import PROMPT, Row, read_rows
 from nbtrain.catalog.splitting import Split, Task, content, split_tasks
 from nbtrain.errors import NotFound, Problem, Refused
 
-__all__ = ["Workload", "WorkloadSpec", "build_workload", "load_workload", "write_workload"]
+__all__ = [
+    "NAME",
+    "NAME_ALLOWED",
+    "DatasetName",
+    "Workload",
+    "WorkloadSpec",
+    "bare_workload",
+    "build_workload",
+    "load_workload",
+]
 
 VERSION = 2
-_NAME = re.compile(r"\w[\w.-]{0,99}")
-_NAME_ALLOWED = "up to 100 letters, digits, '_', '-' and '.', the first a letter, digit or '_'"
+NAME = re.compile(r"\w[\w.-]{0,99}")
+"""What can be the name of a workload or a model."""
+NAME_ALLOWED = "up to 100 letters, digits, '_', '-' and '.', the first a letter, digit or '_'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,16 @@ class WorkloadSpec:
     environment: bytes | None = field(default=None, repr=False)
     environment_identity: dict[str, Any] | None = field(default=None, repr=False)
     environment_form: str | None = None
+    dataset: DatasetName | None = None
+    grader: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetName:
+    """The registered dataset of a workload: its content hash, and the name it was stated by."""
+
+    dataset_id: str
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +84,13 @@ class SplitNumbers:
     held_out_digest: str
 
 
-def _told(split: Split) -> dict[str, Any]:
+def told_split(split: Split) -> dict[str, Any]:
+    """What ``workload.json`` says of a split."""
     return {name: getattr(split, name) for name in SplitNumbers.__slots__}
 
 
-def _side(validation: bool) -> str:
+def side_of(validation: bool) -> str:
+    """Under which key it says it."""
     return "with validation" if validation else "without validation"
 
 
@@ -96,6 +117,23 @@ class Workload:
         """Slug used when a plan names no base model."""
         slug = self._about["base_model"]
         return None if slug is None else str(slug)
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether it has tasks of its own to train on."""
+        return bool(self._about["tasks"])
+
+    @property
+    def dataset(self) -> DatasetName | None:
+        """The dataset that belongs to it, if any."""
+        found = self._about.get("dataset")
+        return None if found is None else DatasetName(**found)
+
+    @property
+    def grader(self) -> str | None:
+        """The grader of its evaluations, which a descriptor's reward defaults to, if any."""
+        found = self._about.get("grader")
+        return None if found is None else str(found)
 
     @property
     def held_out(self) -> float | None:
@@ -157,7 +195,7 @@ class Workload:
         gone, damaged, or not those that were registered.
         """
         split = split_tasks(self._tasks, self._held_out_tasks, self.held_out, validation=validation)
-        if _told(split) != self._about["splits"][_side(validation)]:
+        if told_split(split) != self._about["splits"][side_of(validation)]:
             msg = (
                 f"the tasks in {self.folder} are not those that were registered; "
                 "register the workload again"
@@ -166,20 +204,41 @@ class Workload:
         return split
 
     def split_info(self, *, validation: bool) -> SplitNumbers:
-        """Sizes and digests of :meth:`split` as they were registered, without reading a task."""
-        return SplitNumbers(**self._about["splits"][_side(validation)])
+        """Sizes and digests of :meth:`split` as they were registered, without reading a task.
+
+        Raises ``Refused`` for a bare workload.
+        """
+        if not self.has_tasks:
+            raise Refused([self._nothing_to_train_on()])
+        return SplitNumbers(**self._about["splits"][side_of(validation)])
+
+    def _nothing_to_train_on(self) -> Problem:
+        name = self.name or self.workload_id[:12]
+        message = f"workload {name} has no tasks of its own to train on"
+        dataset = self.dataset
+        stated = "a registered one" if dataset is None else dataset.name or dataset.dataset_id[:12]
+        hint = (
+            f"Train it by a descriptor (kind: run, workload: {name}) whose config.dataset is "
+            f"{stated}, or register the workload with tasks="
+        )
+        return Problem("workload", message, found=name, hint=hint)
 
     @cached_property
     def _tasks(self) -> list[Task]:
+        if not self.has_tasks:
+            return []
         return _read_tasks(self.folder / "tasks.jsonl", self._about["tasks"])
 
     @cached_property
     def _held_out_tasks(self) -> list[Task]:
+        if not self.has_tasks:
+            return []
         return _read_tasks(self.folder / "held_out.jsonl", self._about["held_out_tasks"])
 
     def __repr__(self) -> str:
         called = f"{self.name!r}, " if self.name else ""
-        return f"Workload({called}{self.workload_id[:12]}, {self._about['tasks']} tasks)"
+        tasks = f"{self._about['tasks']} tasks" if self.has_tasks else "no tasks"
+        return f"Workload({called}{self.workload_id[:12]}, {tasks})"
 
 
 def build_workload(
@@ -194,13 +253,16 @@ def build_workload(
     environment: bytes | None = None,
     environment_identity: Mapping[str, Any] | None = None,
     environment_form: str | None = None,
+    dataset: DatasetName | None = None,
+    grader: str | None = None,
 ) -> WorkloadSpec:
     """Check everything and compute the content hash.
 
     ``tasks`` is a DataFrame or a list of dicts with a ``prompt`` column; ``held_out`` a fraction
     (0 up to below 1, of the distinct prompts) or rows like ``tasks``. ``rewards`` and
     ``reward_identity`` come from ``nbtrain.rewards.pack``, ``environment`` and its identity from
-    ``nbtrain.environments.pack``. Raises ``Refused`` with all problems.
+    ``nbtrain.environments.pack``; ``dataset`` and ``grader`` are checked by the caller. Raises
+    ``Refused`` with all problems.
     """
     if isinstance(base_model, BaseModel):
         base_model = base_model.slug
@@ -217,6 +279,7 @@ def build_workload(
     head: dict[str, Any] = {"rewards": list(identity), "base_model": base_model, "raw": raw}
     if about is not None:  # absent, not null: other workloads keep their ids
         head["environment"] = about
+    head |= _beside_tasks(dataset, grader)
     return WorkloadSpec(
         workload_id=_content_hash(rows, fraction, held_out_rows, head),
         name=name,
@@ -230,14 +293,54 @@ def build_workload(
         environment=environment,
         environment_identity=about,
         environment_form=environment_form,
+        dataset=dataset,
+        grader=grader,
     )
+
+
+def bare_workload(
+    name: str,
+    *,
+    base_model: str | BaseModel | None = None,
+    dataset: DatasetName | None = None,
+    grader: str | None = None,
+) -> WorkloadSpec:
+    """A workload without tasks, which descriptors name; its name is part of what it is.
+
+    Raises ``Refused`` with all problems.
+    """
+    if isinstance(base_model, BaseModel):
+        base_model = base_model.slug
+    problems = _option_problems(name, base_model, raw=False)
+    if problems:
+        raise Refused(problems)
+    head = {"version": VERSION, "bare": name, "base_model": base_model}
+    return WorkloadSpec(
+        workload_id=hashlib.sha256(content(head | _beside_tasks(dataset, grader))).hexdigest(),
+        name=name,
+        rows=(),
+        held_out=None,
+        held_out_rows=(),
+        rewards=b"",
+        reward_identity=(),
+        base_model=base_model,
+        raw=False,
+        dataset=dataset,
+        grader=grader,
+    )
+
+
+def _beside_tasks(dataset: DatasetName | None, grader: str | None) -> dict[str, Any]:
+    """What is hashed of these; absent, not null: other workloads keep their ids."""
+    stated = {"dataset": dataset.dataset_id if dataset else None, "grader": grader}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def _option_problems(name: object, base_model: object, raw: object) -> list[Problem]:
     problems = []
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         message = f"{name!r} cannot be a workload's name"
-        problems.append(Problem("name", message, found=name, allowed=_NAME_ALLOWED))
+        problems.append(Problem("name", message, found=name, allowed=NAME_ALLOWED))
     if base_model is not None and not isinstance(base_model, str):
         message = f"base_model is a {type(base_model).__name__}"
         problems.append(Problem("base_model", message, allowed="a base model's name"))
@@ -285,69 +388,6 @@ def _content_hash(
     for row in (*rows, *held_out_rows):
         digest.update(b"\n" + content(row))
     return digest.hexdigest()
-
-
-def _line(row: Row) -> bytes:
-    # not RFC 8785, in which 3.0 would come back as 3
-    return json.dumps(row, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
-    """Write the workload's folder and return what it says of itself.
-
-    Files that are already there with the same content stay; others are replaced one by one, so
-    registering again mends a damaged folder and repacks rewards for a newer Python.
-    """
-    about = {
-        "version": VERSION,
-        "workload_id": spec.workload_id,
-        "base_model": spec.base_model,
-        "raw": spec.raw,
-        "held_out": spec.held_out,
-        "tasks": len(spec.rows),
-        "held_out_tasks": len(spec.held_out_rows),
-        "columns": [name for name in spec.rows[0] if name != PROMPT],
-        "rewards": list(spec.reward_identity),
-        "environment": spec.environment_identity,
-        "environment_form": spec.environment_form,
-        "splits": _splits(spec),
-    }
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _put(folder / "tasks.jsonl", b"".join(_line(row) for row in spec.rows))
-    held_out = b"".join(_line(row) for row in spec.held_out_rows)
-    _put(folder / "held_out.jsonl", held_out)
-    _put(folder / "rewards.pkl", spec.rewards)
-    if spec.environment is not None:
-        _put(folder / "environment.pkl", spec.environment)
-    # Last: a folder without it was left halfway and is none.
-    _put(folder / "workload.json", json.dumps(about, indent=1).encode())
-    return about
-
-
-def _splits(spec: WorkloadSpec) -> dict[str, Any]:
-    """Both ways to divide the tasks, so that a plan is resolved without reading them."""
-    tasks = [Task.from_row(row) for row in spec.rows]
-    stated = [Task.from_row(row) for row in spec.held_out_rows]
-    return {
-        _side(validation): _told(split_tasks(tasks, stated, spec.held_out, validation=validation))
-        for validation in (True, False)
-    }
-
-
-def _put(path: Path, data: bytes) -> None:
-    """Make ``path`` hold ``data``, whole or as before, readable by its owner alone."""
-    if path.is_file() and path.read_bytes() == data:
-        return
-    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(half).replace(path)
-    except BaseException:
-        Path(half).unlink(missing_ok=True)
-        raise
 
 
 def load_workload(folder: Path, name: str | None = None) -> Workload:

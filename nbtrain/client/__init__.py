@@ -11,7 +11,7 @@ from typing import Any
 
 from nbtrain.client.client import Client
 from nbtrain.client.records import Checkpoint
-from nbtrain.client.refusals import Detached, NotBuiltYet, NoWeightChanged
+from nbtrain.client.refusals import Detached, NotBuiltYet, NoWeightChanged, SubmittedBefore
 from nbtrain.client.run import Run
 from nbtrain.client.workloads import WorkloadItem
 
@@ -22,6 +22,7 @@ __all__ = [
     "NoWeightChanged",
     "NotBuiltYet",
     "Run",
+    "SubmittedBefore",
     "WorkloadItem",
     "attach",
     "default_client",

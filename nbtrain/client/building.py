@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.errors import Problem, Refused
+from nbtrain.plan.fields import plain
 
 if TYPE_CHECKING:
-    from nbtrain.catalog import WorkloadSpec
+    from nbtrain.catalog import DatasetName, WorkloadSpec
     from nbtrain.environments import Contract
     from nbtrain.rewards import RewardTerm
 
-__all__ = ["build", "calculator", "sums"]
+__all__ = ["HELD_OUT", "build", "calculator", "sums"]
+
+HELD_OUT = 0.1
+"""The fraction of prompts that is split off where nothing is stated."""
+_TASKS = "State tasks=… as well, or leave it out"
 
 
 def build(
@@ -21,15 +26,26 @@ def build(
     rewards: object = None,
     environment: object = None,
     base_model: Any = None,
-    held_out: object = 0.1,
+    held_out: object = HELD_OUT,
     raw: bool = False,
+    dataset: DatasetName | None = None,
+    grader: str | None = None,
 ) -> WorkloadSpec:
-    """Check all parts, and the one against the other; raises with all problems at once."""
-    from nbtrain.catalog import build_workload
+    """Check all parts, and the one against the other; raises with all problems at once.
+
+    Without tasks, rewards and environment it is a bare workload.
+    """
+    from nbtrain.catalog import bare_workload, build_workload
     from nbtrain.environments import check_columns as check_reset
     from nbtrain.rewards import check_columns
 
     problems: list[Problem] = []
+    base_model = getattr(base_model, "slug", base_model)
+    if tasks is None and rewards is None and environment is None:
+        problems += _without_tasks(held_out, raw)
+        if not problems:
+            return bare_workload(name, base_model=base_model, dataset=dataset, grader=grader)
+        raise Refused(problems)
     terms, packed, identity = _rewards(rewards, environment, problems)
     contract, packed_environment, environment_identity = _environment(environment, raw, problems)
     try:
@@ -38,12 +54,14 @@ def build(
             tasks=tasks,
             rewards=packed,
             reward_identity=identity,
-            base_model=getattr(base_model, "slug", base_model),
+            base_model=base_model,
             held_out=held_out,
             raw=raw,
             environment=packed_environment,
             environment_identity=environment_identity,
             environment_form=contract.form if contract else None,
+            dataset=dataset,
+            grader=grader,
         )
     except Refused as error:
         raise Refused([*problems, *error.problems]) from None
@@ -53,6 +71,16 @@ def build(
     if problems:
         raise Refused(problems)
     return spec
+
+
+def _without_tasks(held_out: object, raw: object) -> list[Problem]:
+    """What says how tasks are taken says nothing where there are none."""
+    stated = {"held_out": (held_out, HELD_OUT), "raw": (raw, False)}
+    return [
+        Problem(field, f"{field} is stated, and there are no tasks", plain(value), hint=_TASKS)
+        for field, (value, default) in stated.items()
+        if not (isinstance(value, int | float) and value == default)
+    ]
 
 
 def _rewards(

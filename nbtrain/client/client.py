@@ -13,6 +13,9 @@ from nbtrain.client.refusals import Later
 from nbtrain.client.run import Run
 
 if TYPE_CHECKING:
+    from nbtrain.client.bundles import Bundles
+    from nbtrain.client.datasets import Datasets
+    from nbtrain.client.models import Models
     from nbtrain.client.training import Training
     from nbtrain.client.workloads import Workloads
 
@@ -29,10 +32,7 @@ class Client:
 
     def __init__(self, home: str | Path | None = None, store_url: str | None = None) -> None:
         self._parts = Parts(Path(home) if home is not None else None, store_url)
-        self.datasets = Later("client.datasets")
-        self.bundles = Later("client.bundles")
         self.evaluations = Later("client.evaluations")
-        self.models = Later("client.models")
 
     @cached_property
     def training(self) -> Training:
@@ -52,6 +52,27 @@ class Client:
         from nbtrain.client.workloads import Workloads
 
         return Workloads(self._parts)
+
+    @cached_property
+    def datasets(self) -> Datasets:
+        """Chat rows that descriptors name."""
+        from nbtrain.client.datasets import Datasets
+
+        return Datasets(self._parts)
+
+    @cached_property
+    def bundles(self) -> Bundles:
+        """Python modules that score."""
+        from nbtrain.client.bundles import Bundles
+
+        return Bundles(self._parts)
+
+    @cached_property
+    def models(self) -> Models:
+        """The adapters that completed runs left."""
+        from nbtrain.client.models import Models
+
+        return Models(self._parts)
 
     @cached_property
     def base_models(self) -> BaseModels:

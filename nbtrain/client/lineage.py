@@ -39,7 +39,8 @@ def inherited(plan: ResolvedPlan) -> str | None:
 
 
 def _is_default(setting: Setting) -> bool:
-    return bool(setting.value == OPTIONS[setting.name].default)
+    option = OPTIONS.get(setting.name)
+    return option is not None and bool(setting.value == option.default)
 
 
 def certificate(plan: ResolvedPlan, parent: ResolvedPlan | None) -> str | None:

@@ -22,8 +22,17 @@ __all__ = ["free_bytes", "this_machine"]
 
 @cache
 def this_machine() -> MachineInfo:
-    """GPUs that torch could use, and whether vLLM is installed."""
-    return MachineInfo(gpus=_gpus(os.environ), vllm=importlib.util.find_spec("vllm") is not None)
+    """GPUs that torch could use, the memory, and which optional packages are installed."""
+    return MachineInfo(
+        gpus=_gpus(os.environ),
+        vllm=_installed("vllm"),
+        memory_gib=psutil.virtual_memory().total / 2**30,
+        int4=_installed("bitsandbytes"),
+    )
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _gpus(env: Mapping[str, str]) -> int:

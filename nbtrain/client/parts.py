@@ -12,6 +12,8 @@ from nbtrain.errors import NotFound
 if TYPE_CHECKING:
     from nbtrain.catalog import Catalog
     from nbtrain.client.registry import ClientRegistry
+    from nbtrain.data.datasets import DatasetRegistry
+    from nbtrain.rewards.bundles import BundleRegistry
     from nbtrain.store import Store
 
 __all__ = ["Parts"]
@@ -44,7 +46,21 @@ class Parts:
         """Everything a plan can name."""
         from nbtrain.client.registry import ClientRegistry
 
-        return ClientRegistry(self.store, self.catalog)
+        return ClientRegistry(self)
+
+    @cached_property
+    def datasets(self) -> DatasetRegistry:
+        """Registered datasets."""
+        from nbtrain.data.datasets import DatasetRegistry
+
+        return DatasetRegistry(self.store)
+
+    @cached_property
+    def bundles(self) -> BundleRegistry:
+        """Registered bundles."""
+        from nbtrain.rewards.bundles import BundleRegistry
+
+        return BundleRegistry(self.store)
 
     def run(self, ref: object) -> Run:
         """The run that a Run, a name, an id or a prefix means."""

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from nbtrain.errors import Problem, Refused
 
-__all__ = ["Detached", "Later", "NoWeightChanged", "NotBuiltYet", "refuse"]
+__all__ = ["Detached", "Later", "NoWeightChanged", "NotBuiltYet", "SubmittedBefore", "refuse"]
 
 
 class NotBuiltYet(Refused):
@@ -27,6 +27,10 @@ class Detached(KeyboardInterrupt):
 
 class NoWeightChanged(UserWarning):
     """A run succeeded without a single optimizer update."""
+
+
+class SubmittedBefore(UserWarning):
+    """A submission was started before: no new run was made, and the first one is what you got."""
 
 
 class Later:

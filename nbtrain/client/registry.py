@@ -1,4 +1,4 @@
-"""Everything a plan can name: the catalog's workloads and models, the store's checkpoints."""
+"""Everything a plan can name: workloads, base models, checkpoints, datasets, models, bundles."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.records import Checkpoint
 from nbtrain.errors import AmbiguousReference, NotFound, Problem, Refused
+from nbtrain.plan.fields import describe
 
 if TYPE_CHECKING:
-    from nbtrain.catalog import BaseModel, Catalog, Workload
+    from nbtrain.catalog import BaseModel, Workload
+    from nbtrain.client.models import Adapter
+    from nbtrain.client.parts import Parts
+    from nbtrain.data.datasets import Dataset
     from nbtrain.plan.registry import BaseModelInfo, MachineInfo
+    from nbtrain.rewards.bundles import Bundle
     from nbtrain.store import Store, StoredCheckpoint
 
 __all__ = ["ClientRegistry", "ParentCheckpoint"]
@@ -34,11 +39,12 @@ class ParentCheckpoint:
 
 
 class ClientRegistry:
-    """Implements ``plan.registry.Registry`` over one store."""
+    """Implements ``plan.registry.Registry`` over what the parts of a client share."""
 
-    def __init__(self, store: Store, catalog: Catalog) -> None:
-        self._store = store
-        self._catalog = catalog
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._catalog = parts.catalog
 
     def workload(self, ref: object) -> Workload:
         """The workload a name, an id, a prefix or a workload object means.
@@ -59,6 +65,31 @@ class ClientRegistry:
     def base_models(self) -> list[BaseModelInfo]:
         """The models that ``list_options`` offers."""
         return list(self._catalog.base_models())
+
+    def dataset(self, ref: object) -> Dataset:
+        """The dataset that a name, an id, a prefix or a dataset object means.
+
+        Raises :class:`NotFound`, and :class:`Refused` for data that was never registered.
+        """
+        ref = getattr(ref, "_dataset", ref)
+        if not isinstance(ref, str) and not hasattr(ref, "dataset_id"):
+            problem = Problem(
+                "dataset",
+                f"dataset needs the name of a registered dataset, found {describe(ref)}",
+                hint='Register it first: client.datasets.register("NAME", data)',
+            )
+            raise Refused([problem])
+        return self._parts.datasets.get(ref)
+
+    def model(self, ref: object) -> Adapter:
+        """The registered model that a name, an id, a prefix or a model object means."""
+        from nbtrain.client.models import adapter
+
+        return adapter(self._store, ref)
+
+    def bundle(self, ref: object) -> Bundle:
+        """The bundle that a name, an id, a prefix or a bundle object means."""
+        return self._parts.bundles.get(getattr(ref, "_bundle", ref))
 
     def machine(self) -> MachineInfo:
         """What this machine has."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nbtrain.plan.preflight import Estimate
+    from nbtrain.plan.supervised_estimate import SupervisedEstimate
 
 __all__ = ["ResolvedView", "ShownPlan"]
 
@@ -34,7 +35,7 @@ class ResolvedView:
         parent: ResolvedPlan | None = None,
         given: Mapping[str, Any] | None = None,
         *,
-        estimate: Callable[[], Estimate] | None = None,
+        estimate: Callable[[], Estimate | SupervisedEstimate] | None = None,
     ) -> None:
         self.plan = plan
         self.given = dict(given or {})
@@ -43,7 +44,7 @@ class ResolvedView:
         self._how = estimate
 
     @cached_property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> Estimate | SupervisedEstimate:
         """What the run will take: trajectories, tokens, validation, memory and time."""
         if self._how is None:
             msg = "this plan stands alone: client.training.estimate(...) tells what it takes"
@@ -160,10 +161,15 @@ class ShownPlan(ResolvedPlan):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return repr(ResolvedView(self))
+        return repr(self._view())
 
     def _repr_html_(self) -> str:
-        return ResolvedView(self)._repr_html_()
+        return self._view()._repr_html_()
+
+    def _view(self) -> ResolvedView:
+        from nbtrain.client.resolved_descriptor import DescriptorView
+
+        return ResolvedView(self) if self.config is None else DescriptorView(self)
 
 
 def _plain(name: str, value: Any) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from nbtrain.client import tables
+from nbtrain.client.descriptors import read_descriptor
 from nbtrain.client.frames import frame
 from nbtrain.client.listing import Listing, row_of
-from nbtrain.client.records import Checkpoint, HeldOutPoint, Progress, RewardPoint, StepSummary
-from nbtrain.client.refusals import refuse
+from nbtrain.client.refusals import SubmittedBefore
 from nbtrain.client.resolved import ResolvedView
-from nbtrain.client.run import RUN_COLUMNS, Run, RunListing
-from nbtrain.errors import PlanRefused, Problem, Refused
+from nbtrain.client.resolved_descriptor import DescriptorView
+from nbtrain.client.run import Run
+from nbtrain.client.training_parts import Checkpoints, Rewards, RunRef, Runs
+from nbtrain.errors import PlanRefused, Problem
 from nbtrain.plan.fields import as_python, describe, plain
 from nbtrain.plan.listing import ModelOptions
 from nbtrain.plan.resolved import ResolvedPlan
@@ -21,12 +22,12 @@ from nbtrain.plan.resolved import ResolvedPlan
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nbtrain.client.checking import CheckReport
     from nbtrain.client.parts import Parts
     from nbtrain.plan.preflight import Estimate
+    from nbtrain.plan.supervised_estimate import SupervisedEstimate
 
 __all__ = ["Checkpoints", "OptionsListing", "Rewards", "Runs", "Training"]
-
-RunRef = Run | str
 
 
 class OptionsListing(Listing[ModelOptions]):
@@ -86,7 +87,12 @@ class Training:
         load_weights_only: bool | None = None,
         **also: Any,
     ) -> ResolvedView:
-        """The plan that these options make; nothing is started or stored.
+        """The plan that a descriptor, or these options, make; nothing is started or stored.
+
+        ``descriptor`` is a mapping, the path of a ``.json`` or ``.yaml`` file, or JSON or YAML
+        text. Beside it stand only ``parent_checkpoint_id``, ``display_name`` and
+        ``load_weights_only``, and what it may state itself: workload, base model and
+        ``algorithm``, its method. ``options`` with ``algorithm: sft`` are a supervised run's.
 
         ``workload=`` says the same as ``bench_id=``, ``model=`` and ``base_model=`` the same as
         ``base_model_slug=``, here and in :meth:`estimate`, :meth:`create` and :meth:`start`.
@@ -95,10 +101,14 @@ class Training:
         from nbtrain.plan.resolve import resolve
 
         bench_id, base_model_slug = translated(bench_id, base_model_slug, also)
-        if descriptor is not None:
-            refuse("a descriptor", "state options=… and bench_id=… instead")
+        arguments = {
+            "workload": bench_id, "base_model_slug": base_model_slug,
+            "parent_checkpoint_id": parent_checkpoint_id, "display_name": display_name,
+            "algorithm": algorithm, "load_weights_only": load_weights_only,
+        }  # fmt: skip
+        body = options if descriptor is None else _only(descriptor, options)
         plan = resolve(
-            options,
+            body,
             registry=self._parts.registry,
             workload=bench_id,
             base_model=base_model_slug,
@@ -107,15 +117,12 @@ class Training:
             algorithm=algorithm,
             load_weights_only=load_weights_only,
         )
-        arguments = {
-            "workload": bench_id, "base_model_slug": base_model_slug,
-            "parent_checkpoint_id": parent_checkpoint_id, "display_name": display_name,
-            "algorithm": algorithm, "load_weights_only": load_weights_only,
-        }  # fmt: skip
-        return ResolvedView(
+        view = ResolvedView if plan.config is None else DescriptorView
+        form = "options" if descriptor is None else "descriptor"
+        return view(
             plan,
             self._parent_plan(plan),
-            as_given(options or {}, arguments),
+            as_given(form, body or {}, arguments),
             estimate=lambda: self._estimate(plan),
         )
 
@@ -131,7 +138,7 @@ class Training:
         algorithm: str | None = None,
         load_weights_only: bool | None = None,
         **also: Any,
-    ) -> Estimate:
+    ) -> Estimate | SupervisedEstimate:
         """What such a run would take: trajectories, tokens, validation, memory and time.
 
         Nothing is started or stored. Time is only told where earlier runs of the base model on
@@ -149,11 +156,11 @@ class Training:
             **also,
         ).estimate
 
-    def estimate_of(self, run: RunRef) -> Estimate:
+    def estimate_of(self, run: RunRef) -> Estimate | SupervisedEstimate:
         """What the plan of a run takes, going by what is measured by now."""
         return self._estimate(self._parts.run(run).plan)
 
-    def _estimate(self, plan: ResolvedPlan) -> Estimate:
+    def _estimate(self, plan: ResolvedPlan) -> Estimate | SupervisedEstimate:
         from nbtrain.client.measured import estimate_here
 
         return estimate_here(self._parts, plan)
@@ -166,6 +173,7 @@ class Training:
 
     def create(
         self,
+        descriptor: object = None,
         *,
         bench_id: object = None,
         base_model_slug: object = None,
@@ -176,11 +184,13 @@ class Training:
     ) -> Run:
         """Start a new run in the background and return it at once.
 
-        With ``parent_checkpoint_id`` it goes on from that checkpoint, and what is not stated is
-        inherited from the checkpoint's run. Raises :class:`PlanRefused` with every problem, and
-        then nothing was started.
+        A descriptor with a ``submissionId`` that was started before gives the run of the first
+        start, and warns so. With ``parent_checkpoint_id`` it goes on from that checkpoint, and
+        what is not stated is inherited from the checkpoint's run. Raises :class:`PlanRefused`
+        with every problem, and then nothing was started.
         """
         view = self.resolve(
+            descriptor,
             options=options,
             bench_id=bench_id,
             base_model_slug=base_model_slug,
@@ -204,9 +214,8 @@ class Training:
         """The same as :meth:`create`; the run's ``config_hash`` and ``earlier_runs`` tell whether
         this recipe was trained before.
         """
-        if descriptor is not None:
-            refuse("a descriptor", "state options=… and bench_id=… instead")
         return self.create(
+            descriptor,
             bench_id=bench_id,
             base_model_slug=base_model_slug,
             options=options,
@@ -220,33 +229,50 @@ class Training:
 
         Raises :class:`PlanRefused` when the parent has lost its training state meanwhile.
         """
-        from nbtrain.jobs.launch import launch
-        from nbtrain.store import new_id, write_json
+        from nbtrain.client.starting import start
 
-        store = self._parts.store
-        given = {**view.given, "text": text}
-        run_id = new_id()
-        # First what can fail without leaving a run behind: a full disk, a home that is read-only
-        folder = store.run_folder(run_id)
-        write_json(folder / "plan.json", given)
-        write_json(folder / "resolved.json", view.plan.to_json())
-        try:
-            row = store.create_run(run_id, plan=given, resolved=view.plan)
-        except Refused:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        launch(store, row)
-        return Run(store, row)
+        run, new = start(self._parts.store, view.plan, {**view.given, "text": text})
+        if not new:
+            told = f"submissionId {view.plan.submission_id!r} was started before: {run.title}"
+            warnings.warn(SubmittedBefore(told), stacklevel=3)
+        return run
+
+    def find_submission(self, view: ResolvedView) -> Run | None:
+        """The run that the plan's ``submissionId`` made before, if any.
+
+        Raises :class:`PlanRefused` when that run trains under another plan.
+        """
+        from nbtrain.client.starting import find_submission
+
+        return find_submission(self._parts.store, view.plan)
+
+    def check(self, view: ResolvedView, told: Callable[[str], None] | None = None) -> CheckReport:
+        """Run the start checks of a plan alone; nothing is started or kept.
+
+        It takes as long as reading the data and loading the model does. ``told`` is called with
+        each line on what is being checked; an interrupt leaves nothing running.
+        """
+        from nbtrain.client.checking import run_checks
+
+        return run_checks(self._parts.store, view.plan, told or (lambda _: None))
 
     def find_same(self, view: ResolvedView) -> Run | None:
         """The newest run of the plan's name, if it trains under the same plan, else ``None``."""
-        from nbtrain.plan.identity import same_plan
+        from nbtrain.client.starting import alike
 
         name = view.plan.display_name
         newest = self._parts.store.runs(limit=1, name=name) if name else []
-        if newest and same_plan(ResolvedPlan.from_json(newest[0].resolved), view.plan):
+        if newest and alike(ResolvedPlan.from_json(newest[0].resolved), view.plan):
             return Run(self._parts.store, newest[0])
         return None
+
+
+def _only(descriptor: object, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The descriptor's mapping; options cannot be stated besides."""
+    if options is not None:
+        message = "options and a descriptor are stated: a run is stated by one of them"
+        raise PlanRefused([Problem("options", message, hint="State everything in one")])
+    return read_descriptor(descriptor)
 
 
 _ALIASES = {"workload": "bench_id", "model": "base_model_slug", "base_model": "base_model_slug"}
@@ -285,107 +311,23 @@ def translated(
     return said["bench_id"], said["base_model_slug"]
 
 
-def as_given(options: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What was stated, nulls included, as JSON; arguments that say nothing are left out."""
-    stated = {name: _as_json(value) for name, value in options.items()}
+def as_given(form: str, body: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What was stated, nulls included, as JSON; arguments that say nothing are left out.
+
+    ``form`` is ``options`` or ``descriptor``, what the body is.
+    """
     beside = {name: _as_json(value) for name, value in arguments.items() if value is not None}
-    return {"options": stated, "arguments": beside}
+    return {form: _as_json(body), "arguments": beside}
 
 
 def _as_json(value: Any) -> Any:
     """A plain value as it is; an object (a run's checkpoint, a workload) by its id or name."""
     value = as_python(value)
-    for name in ("checkpoint_id", "workload_id", "slug"):
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(each) for each in value]
+    for name in ("checkpoint_id", "workload_id", "dataset_id", "model_id", "bundle_id", "slug"):
         if isinstance(found := getattr(value, name, None), str):
             return found
     return plain(value)
-
-
-class Runs:
-    """``client.training.runs``."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    def get(self, run: RunRef) -> Run:
-        """The run a name (its newest run), an id or a prefix means.
-
-        Raises :class:`NotFound`, and :class:`AmbiguousReference` for a prefix of several.
-        """
-        return self._parts.run(run)
-
-    def retrieve(self, training_run_id: RunRef) -> Run:
-        """The same as :meth:`get`."""
-        return self.get(training_run_id)
-
-    def list(self, limit: int | None = None) -> Listing[Run]:
-        """Runs, newest first."""
-        store = self._parts.store
-        runs = [Run(store, row) for row in store.runs(limit, texts=False)]
-        return RunListing(runs, RUN_COLUMNS)
-
-    def still_running(self, name: str | None, *, besides: Run | None = None) -> Listing[Run]:
-        """Runs of this name that are not over, newest first; none for ``None``."""
-        store = self._parts.store
-        rows = store.runs(name=name, open_only=True) if name else []
-        found = [Run(store, row) for row in rows]
-        open_ones = [run for run in found if run != besides and not run.is_over]
-        return Listing(open_ones, RUN_COLUMNS)
-
-    def progress(self, training_run_id: RunRef) -> Progress:
-        """Steps and trajectories so far."""
-        return self.get(training_run_id).progress
-
-    def list_step_summaries(self, training_run_id: RunRef) -> Listing[StepSummary]:
-        """The ledger of every step."""
-        run = self.get(training_run_id)
-        return Listing(tables.step_summaries(run._rows("steps")), StepSummary.columns())
-
-    def cancel(self, training_run_id: RunRef) -> Run:
-        """Ask the run to stop; its checkpoints stay."""
-        return self.get(training_run_id).cancel()
-
-    def wait(self, training_run_id: RunRef, timeout: float | None = None) -> Run:
-        """Wait for the end; see :meth:`Run.wait`."""
-        return self.get(training_run_id).wait(timeout)
-
-
-class Rewards:
-    """``client.training.rewards``."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    def list_history(self, training_run_id: RunRef) -> Listing[RewardPoint]:
-        """The mean reward of every step."""
-        rows = self._parts.run(training_run_id)._rows("rewards")
-        points = [RewardPoint(r["step"], r["avg_reward"], r["used_reward"]) for r in rows]
-        return Listing(points, RewardPoint.columns())
-
-    def list_held_out_rewards(self, training_run_id: RunRef) -> Listing[HeldOutPoint]:
-        """Every validation round; compare only those with ``round_completed``."""
-        rows = self._parts.run(training_run_id)._rows("validation_rounds")
-        return Listing(tables.held_out_points(rows), HeldOutPoint.columns())
-
-
-class Checkpoints:
-    """``client.training.checkpoints``."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    def list(self, training_run_id: RunRef) -> Listing[Checkpoint]:
-        """The committed checkpoints of a run, by step."""
-        found = self._parts.run(training_run_id).checkpoint_list()
-        return Listing(found, Checkpoint.columns())
-
-    def get(self, checkpoint_id: Checkpoint | str) -> Checkpoint:
-        """The checkpoint that an id or a prefix means.
-
-        Raises :class:`NotFound`, and :class:`AmbiguousReference` for a prefix of several.
-        """
-        if isinstance(checkpoint_id, Checkpoint):
-            checkpoint_id = checkpoint_id.checkpoint_id
-        row = self._parts.store.find_checkpoint(checkpoint_id)
-        found = self._parts.run(row.run_id).checkpoint_list()
-        return next(c for c in found if c.checkpoint_id == row.checkpoint_id)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.client.building import build
+from nbtrain.client.building import HELD_OUT, build
 from nbtrain.client.listing import Listing
-from nbtrain.client.refusals import refuse
+from nbtrain.errors import NotFound, Problem, Refused
+from nbtrain.plan.fields import describe, plain
 
 if TYPE_CHECKING:
-    from nbtrain.catalog import Workload
+    from nbtrain.catalog import DatasetName, Workload
     from nbtrain.client.parts import Parts
 
 __all__ = ["WorkloadItem", "Workloads"]
@@ -34,6 +35,13 @@ class WorkloadItem:
         environment = workload.environment_identity
         self.environment: str | None = None if environment is None else environment["name"]
         """The environment's name; ``None`` where replies are answered by nothing."""
+        self.has_tasks: bool = workload.has_tasks
+        """Whether it has tasks of its own; without them descriptors train it on datasets."""
+        found = workload.dataset
+        self.dataset: str | None = None if found is None else found.name or found.dataset_id
+        """Name, else id, of the dataset that belongs to it."""
+        self.grader: str | None = workload.grader
+        """The grader of its evaluations."""
 
     def tasks(self) -> list[Any]:
         """Every task that may train or be split off."""
@@ -45,17 +53,19 @@ class WorkloadItem:
 
     def to_row(self) -> dict[str, Any]:
         """The workload as one row of a table."""
-        split = self._workload.split_info(validation=True)
+        split = self._workload.split_info(validation=True) if self.has_tasks else None
         return {
             "name": self.name,
             "workload_id": self.id,
-            "train": split.train,
-            "held_out": split.held_out,
-            "split": split.description,
+            "train": split.train if split else 0,
+            "held_out": split.held_out if split else 0,
+            "split": split.description if split else "no tasks of its own",
             "rewards": ", ".join(self.reward_names),
             "environment": self.environment,
             "base_model": self.base_model,
             "raw": self.raw,
+            "dataset": self.dataset,
+            "grader": self.grader,
         }
 
     def __eq__(self, other: object) -> bool:
@@ -65,13 +75,20 @@ class WorkloadItem:
         return hash(self.id)
 
     def __repr__(self) -> str:
-        row = self.to_row()
-        return (
-            f"<Workload {self.name or ''} {self.id[:12]}: {row['train']:,} tasks train, "
-            f"{row['held_out']:,} held out, rewards {row['rewards']}"
-            + (f", environment {self.environment}>" if self.environment else ">")
-            + (f"\n{self.note}" if self.note else "")
-        )
+        told = ["no tasks of its own"]
+        if self.has_tasks:
+            row = self.to_row()
+            told = [f"{row['train']:,} tasks train, {row['held_out']:,} held out"]
+            told.append(f"rewards {row['rewards']}")
+        beside = {
+            "environment": self.environment,
+            "base model": self.base_model,
+            "dataset": self.dataset,
+            "grader": self.grader,
+        }
+        told += [f"{word} {value}" for word, value in beside.items() if value]
+        note = f"\n{self.note}" if self.note else ""
+        return f"<Workload {self.name or ''} {self.id[:12]}: {', '.join(told)}>{note}"
 
 
 class Workloads:
@@ -88,7 +105,7 @@ class Workloads:
         rewards: object = None,
         environment: object = None,
         base_model: Any = None,
-        held_out: object = 0.1,
+        held_out: object = HELD_OUT,
         raw: bool = False,
         dataset: object = None,
         grader: object = None,
@@ -102,19 +119,26 @@ class Workloads:
         (:mod:`nbtrain.environments.contract` says what it may look like); with one, ``rewards``
         may be left out, and the environment's own reward counts. ``held_out`` is the fraction of
         prompts that never trains, or those tasks themselves. With ``raw`` no chat template is
-        applied. ``dataset`` and ``grader`` are refused by name in this version. Raises
-        :class:`Refused` with every problem at once.
+        applied. ``dataset`` is a registered dataset that belongs to it, ``grader`` what its
+        evaluations grade with (``json-label-match``, ``model:ID``, ``http:URL`` or
+        ``bundle:REF#MODULE[:FUNCTION]``). Without ``tasks`` it is a bare workload, for
+        descriptors, which bring their own dataset. Raises :class:`Refused` with every problem at
+        once.
         """
-        if dataset is not None or grader is not None:
-            refuse("dataset= and grader=", "state tasks=… and rewards=…")
-        spec = build(
-            name,
+        problems: list[Problem] = []
+        known = self._dataset(dataset, problems)
+        problems += _grader_problems(grader)
+        spec = self._build(
+            problems,
+            name=name,
             tasks=tasks,
             rewards=rewards,
             environment=environment,
             base_model=base_model,
             held_out=held_out,
             raw=raw,
+            dataset=known,
+            grader=grader,
         )
         before = self._parts.store.alias("workload", name)
         made = self._parts.catalog.register_workload(spec)
@@ -122,6 +146,31 @@ class Workloads:
         if before is not None and before != made.workload_id:
             note = f"{name} now means {made.workload_id[:12]}; before {before[:12]}"
         return WorkloadItem(made, note)
+
+    def _build(self, problems: list[Problem], **parts: Any) -> Any:
+        """The checked workload; what is wrong with its parts joins ``problems``."""
+        try:
+            spec = build(**parts)
+        except Refused as error:
+            raise Refused([*error.problems, *problems]) from None
+        if problems:
+            raise Refused(problems)
+        return spec
+
+    def _dataset(self, ref: object, problems: list[Problem]) -> DatasetName | None:
+        from nbtrain.catalog import DatasetName
+
+        if ref is None:
+            return None
+        try:
+            found = self._parts.registry.dataset(ref)
+        except Refused as error:
+            problems += error.problems
+        except NotFound as error:
+            problems.append(Problem("dataset", f"dataset: {error}", plain(ref)))
+        else:
+            return DatasetName(found.dataset_id, found.name)
+        return None
 
     def get(self, ref: object) -> WorkloadItem:
         """The workload that a name, an id or a prefix means. Raises :class:`NotFound`."""
@@ -134,3 +183,11 @@ class Workloads:
     def list(self) -> Listing[WorkloadItem]:
         """Every named workload, the one named last first, then the samples."""
         return Listing([self.get(name) for name in self._parts.catalog.workload_names()])
+
+
+def _grader_problems(grader: object) -> list[Problem]:
+    from nbtrain.plan.graders import FORMS, read_grader
+
+    if grader is None or (isinstance(grader, str) and read_grader(grader)):
+        return []
+    return [Problem("grader", f"grader is {describe(grader)}", plain(grader), FORMS)]

@@ -1,0 +1,190 @@
+"""The start checks of a plan alone: in a process of their own, without a run."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.errors import NbtrainError, Problem, Where
+from nbtrain.plan.checks import Check
+from nbtrain.plan.fields import show
+from nbtrain.processes import process_identity, stop_tree
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nbtrain.plan.resolved import ResolvedPlan
+    from nbtrain.store import Store
+
+__all__ = ["CheckReport", "CheckingFailed", "run_checks"]
+
+COMMAND = (sys.executable, "-X", "utf8", "-P", "-m", "nbtrain.training.check")
+_GRACE_SECONDS = 2.0
+_COLUMNS = ("name", "measured", "unit", "warn", "refuse", "verdict", "said")
+_CELL = "text-align:left;padding:1px 10px 1px 0"
+_COLOURS = {"warned": "#9a6700", "refused": "#b00020"}
+
+
+class CheckingFailed(NbtrainError, RuntimeError):
+    """The process that checks ended without a result; the message holds the end of its log."""
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What the start checks measured, and what is wrong; no run was started.
+
+    ``ok`` is whether a run of the plan would train: no problem, and no check beyond its limit.
+    """
+
+    checks: tuple[Check, ...]
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is refused."""
+        return not self.problems and all(c.verdict != "refused" for c in self.checks)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per check."""
+        from nbtrain.client.frames import frame
+
+        return frame([check.to_json() for check in self.checks], _COLUMNS)
+
+    def _title(self) -> str:
+        refused = sum(check.verdict == "refused" for check in self.checks)
+        bad = max(refused, len(self.problems))
+        warned = sum(check.verdict == "warned" for check in self.checks)
+        if bad:
+            told = f"a run of this plan would be refused: {bad} problem{'s' if bad > 1 else ''}"
+        else:
+            told = "a run of this plan would train"
+        count = len(self.checks)
+        told += f"; {count} start check{'s' if count != 1 else ''}"
+        return told + (f", {warned} warned" if warned else "")
+
+    def __repr__(self) -> str:
+        rows = [_row(check) for check in self.checks]
+        widths = [max((len(row[n]) for row in rows), default=0) for n in range(3)]
+        lines = [self._title()]
+        for row in rows:
+            cells = [text.ljust(width) for text, width in zip(row, widths, strict=False)]
+            lines.append("  " + "  ".join([*cells, row[3]]).rstrip())
+        return "\n".join([*lines, *(f"  {problem}" for problem in self.problems)])
+
+    def _repr_html_(self) -> str:
+        names = ("check", "verdict", "measured", "")
+        head = "".join(f'<th style="{_CELL}">{name}</th>' for name in names)
+        body = []
+        for check in self.checks:
+            colour = _COLOURS.get(check.verdict)
+            style = f"{_CELL};color:{colour}" if colour else _CELL
+            cells = "".join(f'<td style="{style}">{html.escape(t)}</td>' for t in _row(check))
+            body.append(f"<tr>{cells}</tr>")
+        wrong = "".join(f"<li>{html.escape(str(problem))}</li>" for problem in self.problems)
+        return (
+            '<div style="font-family:sans-serif;font-size:13px">'
+            f"<div>{html.escape(self._title())}</div>"
+            '<table style="border-collapse:collapse;font-size:inherit;color:inherit">'
+            f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+            + (f"<ul>{wrong}</ul>" if wrong else "")
+            + "</div>"
+        )
+
+
+def _row(check: Check) -> tuple[str, str, str, str]:
+    measured = "–"
+    if check.measured is not None:
+        number = float(f"{check.measured:.4g}")
+        measured = show(int(number) if number.is_integer() and abs(number) < 1e15 else number)
+        measured = f"{measured} {check.unit}".strip()
+    side = "at least" if check.at_least else "at most"
+    limit = check.refuse if check.verdict == "refused" else check.warn
+    if check.verdict != "passed" and limit is not None:
+        measured += f" (allowed: {side} {limit:g})"
+    return check.name, check.verdict, measured, check.said
+
+
+def run_checks(
+    store: Store, plan: ResolvedPlan, told: Callable[[str], None] = lambda _: None
+) -> CheckReport:
+    """Run the start checks of ``plan`` in a process of their own and return what they say.
+
+    ``told`` gets each line that says what is being checked. An interrupt ends the process and
+    everything it started. Raises :class:`CheckingFailed` when it ends without a result.
+    """
+    from nbtrain.store import private_folder, write_json
+
+    private_folder(store.home / "checks")
+    with tempfile.TemporaryDirectory(dir=store.home / "checks") as name:
+        folder = Path(name)
+        write_json(folder / "plan.json", plan.to_json())
+        log = folder / "check.log"
+        with log.open("wb") as errors:
+            process = _start(store, folder, errors)
+        try:
+            for line in process.stdout or ():
+                told(line.strip())
+            process.wait()
+        finally:
+            _stop(process)
+        return _read(folder / "checks.json", log, process.returncode)
+
+
+def _start(store: Store, folder: Path, errors: Any) -> subprocess.Popen[str]:
+    from nbtrain.jobs.environment import host_environment
+
+    argv = [*COMMAND, "--plan", str(folder / "plan.json"), "--out", str(folder / "checks.json")]
+    url = None if store.database.path == store.home / "nbtrain.db" else store.url
+    return subprocess.Popen(
+        [*argv, "--folder", str(folder)],
+        env=host_environment(os.environ, home=store.home, url=url),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Nothing of it may be left, also when the waiting was interrupted."""
+    who = process_identity(process.pid)
+    if who is not None:
+        stop_tree([who], grace=_GRACE_SECONDS, on_poll=lambda: _reap(process))
+    with contextlib.suppress(OSError):
+        if process.stdout is not None:
+            process.stdout.close()
+    process.wait()
+
+
+def _reap(process: subprocess.Popen[str]) -> None:
+    process.poll()
+
+
+def _read(path: Path, log: Path, code: int) -> CheckReport:
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        checks = tuple(Check.from_json(each) for each in data["checks"])
+        problems = tuple(_problem(each) for each in data.get("problems", ()))
+    except (OSError, ValueError, KeyError, TypeError):
+        end = log.read_text("utf-8", "replace").strip()[-2000:]
+        msg = f"the start checks ended without a result (exit code {code})"
+        raise CheckingFailed(f"{msg}:\n{end}" if end else msg) from None
+    return CheckReport(checks, problems)
+
+
+def _problem(data: dict[str, Any]) -> Problem:
+    where = data.get("where")
+    return Problem(**{**data, "where": None if where is None else Where(**where)})
