@@ -201,7 +201,7 @@ def test_built_ins_read_the_answer_unless_another_column_is_stated(pool: RewardP
 
 
 def failure(store: Store, name: str, folder: Path, files: Mapping[str, str]) -> str:
-    BundleRegistry(store).register(name, write(folder / name, dict(files)))
+    BundleRegistry(store).register(name, write(folder / name, files))
     file = folder / f"{name}.pkl"
     file.write_bytes(pack_terms([rule("reward", bundle=name)], store))
     log = folder / "log"
@@ -289,7 +289,7 @@ def test_a_signature_is_told_from_the_text(
 ) -> None:
     write(tmp_path, {"m.py": text})
     signature = stated_signature(tmp_path, "m", "compute_score")
-    assert (signature.form.value, signature.required) == (form, required)
+    assert (signature.form.value, set(signature.required)) == (form, required)
 
 
 # --- building

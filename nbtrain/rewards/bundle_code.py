@@ -151,8 +151,8 @@ _Found = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ImportFrom
 def _definition(tree: ast.Module, module: str, function: str) -> _Found:
     """What binds the name last; functions of the module's other branches count as well."""
     bound: dict[str, ast.stmt] = {}
-    for node in _statements(tree.body):
-        bound |= dict.fromkeys(_bound(node), node)
+    for statement in _statements(tree.body):
+        bound |= dict.fromkeys(_bound(statement), statement)
     node = bound.get(function)
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return node

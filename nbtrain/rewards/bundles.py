@@ -24,16 +24,16 @@ from typing import Any
 
 from nbtrain.errors import NotFound, Problem, Refused
 from nbtrain.rewards.archives import is_unpacked, new_folder, pack_path, unpack
-from nbtrain.store import Store, private_folder
-from nbtrain.store.ids import check_id, is_prefix
+from nbtrain.store import Store, check_id, private_folder
 
 __all__ = ["Bundle", "BundleRegistry"]
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 _NAME_ALLOWED = (
-    "up to 100 letters, digits, '_', '-' and '.', the first a letter or digit, not all of them "
-    "hex digits, which an id could begin with"
+    "up to 100 letters, digits, '_', '-' and '.', the first a letter or digit, and not the "
+    "beginning of an id"
 )
+_ID_SHAPED = re.compile(r"[0-9a-f]{12,64}")
 
 
 class Bundle:
@@ -124,7 +124,8 @@ class BundleRegistry:
         everything that is wrong.
         """
         problems = _name_problems(name)
-        data, modules = b"", ()
+        data: bytes = b""
+        modules: tuple[str, ...] = ()
         try:
             data, modules = _read(path)
         except Refused as refused:
@@ -178,7 +179,7 @@ class BundleRegistry:
 
 
 def _name_problems(name: object) -> list[Problem]:
-    if isinstance(name, str) and _NAME.fullmatch(name) and not is_prefix(name):
+    if isinstance(name, str) and _NAME.fullmatch(name) and not _ID_SHAPED.fullmatch(name):
         return []
     message = f"{name!r} cannot be a bundle's name"
     return [Problem("name", message, found=name, allowed=_NAME_ALLOWED)]

@@ -236,8 +236,7 @@ def _rule(
         signature = stated_signature(folder, module, function)
     except NoFunction as error:
         message = f"{where}.function: bundle {bundle.name or bundle.bundle_id[:12]} {error}"
-        allowed = error.allowed
-        problems.append(Problem(f"{where}.function", message, found=function, allowed=allowed))
+        problems.append(Problem(f"{where}.function", message, function, error.allowed))
         return None
     packed = BundleFunction(str(folder), bundle.bundle_id, module, function, signature.form)
     return packed, signature
