@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.listing import Listing
 
 if TYPE_CHECKING:
     from nbtrain.client.parts import Parts
-    from nbtrain.rewards.bundles import Bundle, BundleRegistry
+    from nbtrain.rewards.bundles import Bundle
 
 __all__ = ["BundleItem", "Bundles"]
 
@@ -66,12 +65,6 @@ class Bundles:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    @cached_property
-    def _registry(self) -> BundleRegistry:
-        from nbtrain.rewards.bundles import BundleRegistry
-
-        return BundleRegistry(self._parts.store)
-
     def register(self, name: str, path: str | os.PathLike[str]) -> BundleItem:
         """Keep the folder or zip at ``path`` as a bundle and let ``name`` mean it.
 
@@ -81,7 +74,7 @@ class Bundles:
         once.
         """
         before = self._parts.store.alias("bundle", name) if isinstance(name, str) else None
-        made = self._registry.register(name, path)
+        made = self._parts.bundles.register(name, path)
         note = None
         if before is not None and before != made.bundle_id:
             note = f"{name} now means {made.bundle_id[:12]}; before {before[:12]}"
@@ -89,9 +82,9 @@ class Bundles:
 
     def get(self, ref: object) -> BundleItem:
         """The bundle that a name, an id or a prefix means. Raises :class:`NotFound`."""
-        return BundleItem(self._registry.get(getattr(ref, "_bundle", ref)))
+        return BundleItem(self._parts.bundles.get(getattr(ref, "_bundle", ref)))
 
     def list(self) -> Listing[BundleItem]:
         """Every bundle, newest first."""
         columns = ("name", "bundle_id", "modules", "size")
-        return Listing([BundleItem(bundle) for bundle in self._registry.list()], columns)
+        return Listing([BundleItem(bundle) for bundle in self._parts.bundles.list()], columns)
