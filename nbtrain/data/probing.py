@@ -122,8 +122,7 @@ def _call(render: Render, arguments: object, parts: bool) -> str | None:
 
 
 def _message(role: str, text: str, parts: bool) -> Message:
-    content = ([{"type": "text", "text": text}] if text else []) if parts else text
-    return {"role": role, "content": content}
+    return {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
 
 
 def _try(render: Render, messages: list[Message], prompt: bool = False) -> str | None:

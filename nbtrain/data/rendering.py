@@ -118,14 +118,18 @@ class Renderer:
             text = self.text(messages, conversation.tools)
         except Exception as error:  # a template raises whatever it likes
             raise RowRefused([self._explained(error, conversation)]) from error
-        encoded = self.tokenizer.apply_chat_template(
-            messages,
-            tools=conversation.tools,
-            tokenize=True,
-            add_generation_prompt=False,
-            return_dict=True,
-            tokenizer_kwargs={"return_offsets_mapping": True},
-        )
+        try:
+            encoded = self.tokenizer.apply_chat_template(
+                messages,
+                tools=conversation.tools,
+                tokenize=True,
+                add_generation_prompt=False,
+                return_dict=True,
+                tokenizer_kwargs={"return_offsets_mapping": True},
+            )
+        except Exception as error:  # half a surrogate pair, for one
+            message = "the tokenizer cannot encode this row"
+            raise RowRefused([Problem("messages", message, hint=_one_line(error))]) from error
         ids, offsets = list(encoded["input_ids"]), list(encoded["offset_mapping"])
         self._rendered += 1
         compared = self._rendered <= _ALWAYS_COMPARED or self._rendered % _COMPARED_EVERY == 0
@@ -170,7 +174,7 @@ class Renderer:
             return ""
         if not self.habits.parts:
             return content
-        return [{"type": "text", "text": content}] if content else []
+        return [{"type": "text", "text": content}]
 
     def _call(self, call: Any, place: str, problems: list[Problem]) -> Any:
         if not isinstance(call, Mapping):

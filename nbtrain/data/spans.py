@@ -150,7 +150,7 @@ class Finder:
         before = self.regions[index - 1] if index else None
         said = self._end_in_prompt(index) if before is not None else None
         if opened is None or before is None or said is None:
-            earliest = 0 if before is None else before.end
+            earliest = max((r.end for r in self.regions[:index] if r is not None), default=0)
             return _after_prompt(text, self._renderer.habits.prompt, earliest, own.start)
         shown = opened[said:]
         matching = 0
