@@ -8,15 +8,20 @@ import os
 import sys
 import traceback
 from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING
 
 from nbtrain.errors import NbtrainError
-from nbtrain.store import open_store
+from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.store import Store, StoredRun, open_store
 from nbtrain.training.control import Cancelled, Terminated
-from nbtrain.training.job import Job
 from nbtrain.training.lock import sole_writer
 from nbtrain.training.outcome import Outcome, outcome_path
 from nbtrain.training.ranks import LostRankError
 from nbtrain.training.record import insist
+
+if TYPE_CHECKING:
+    from nbtrain.training.job import Job
+    from nbtrain.training.supervised.job import SupervisedJob
 
 __all__ = ["run_attempt"]
 
@@ -37,7 +42,7 @@ def run_attempt(run_id: str, attempt: int) -> int:
     folder = store.run_folder(run.run_id)
     try:
         with sole_writer(folder) if rank == 0 else nullcontext():
-            ending = Job(store, run, attempt).run()
+            ending = _job(store, run, attempt).run()
         if ending.failure is not None:
             outcome = Outcome("failed", failure=ending.failure)
         else:
@@ -51,6 +56,17 @@ def run_attempt(run_id: str, attempt: int) -> int:
     log.info("attempt %d %s: %s", attempt, outcome.result, outcome.failure or outcome.ended or "")
     insist(lambda: outcome.write(outcome_path(folder, attempt, rank)))
     return 1 if outcome.result == "failed" else 0
+
+
+def _job(store: Store, run: StoredRun, attempt: int) -> Job | SupervisedJob:
+    """Each method's own, imported when it is needed: TRL takes seconds to load."""
+    if ResolvedPlan.from_json(run.resolved).method == "sft":
+        from nbtrain.training.supervised.job import SupervisedJob
+
+        return SupervisedJob(store, run, attempt)
+    from nbtrain.training.job import Job
+
+    return Job(store, run, attempt)
 
 
 def _failed(error: Exception) -> Outcome:

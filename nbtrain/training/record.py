@@ -16,10 +16,10 @@ from nbtrain.errors import StoreError
 from nbtrain.rollout.ledger import Changes
 from nbtrain.store import RunWriter, Store
 from nbtrain.training import checkpoints
+from nbtrain.training.adapted import AdaptedModel
 from nbtrain.training.checkpoints import Identity
 from nbtrain.training.loop import LoopState
 from nbtrain.training.partials import clear_partial
-from nbtrain.training.policy import Policy
 from nbtrain.training.retention import Kept, sweep_checkpoints, sweep_training_states
 
 log = logging.getLogger("nbtrain.training")
@@ -38,7 +38,7 @@ class StoreRecorder:
         store: Store,
         writer: RunWriter,
         folder: Path,
-        policy: Policy,
+        policy: AdaptedModel,
         *,
         identity: dict[str, Any],
         keep: int | None = None,

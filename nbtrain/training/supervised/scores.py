@@ -53,13 +53,10 @@ class RowScores:
 
     @torch.no_grad()
     def measured(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The same without gradient and without anything random, in eval mode."""
-        training = self.model.training
-        self.model.eval()
-        try:
-            return self(batch)
-        finally:
-            self.model.train(training)
+        """The same without gradient, and with the model left in eval mode: nothing is random."""
+        if self.model.training:
+            self.model.eval()
+        return self(batch)
 
     @contextmanager
     def _only(self, scored: Tensor) -> Iterator[None]:

@@ -8,9 +8,9 @@ and its global step.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,17 +188,21 @@ class SupervisedTrainer(SFTTrainer):  # type: ignore[misc]
         self._ranks = ranks or Alone()
         self._tick, self._after = tick, after
         self._parameters = list(adapted.trainable.values())
+        self._adamw: torch.optim.AdamW | None = None
         if settings.gradient_checkpointing:
             base: Any = adapted.model.get_base_model()
             base.activation_checkpointing_enable({"use_reentrant": False})
         before = [parameter.data for parameter in self._parameters]
-        super().__init__(
-            model=adapted.model,
-            args=_arguments(settings, folder, adapted.device),
-            train_dataset=Dataset.from_dict({"row": list(range(len(rows)))}),
-            data_collator=_itself,
-            processing_class=tokenizer,
-        )
+        with warnings.catch_warnings():
+            # Names that TRL still uses and transformers has renamed: nothing for a run's log
+            warnings.simplefilter("ignore", FutureWarning)
+            super().__init__(
+                model=adapted.model,
+                args=_arguments(settings, folder, adapted.device),
+                train_dataset=Dataset.from_dict({"row": list(range(len(rows)))}),
+                data_collator=_itself,
+                processing_class=tokenizer,
+            )
         # It has narrowed the adapter of a four-bit base to bf16, where early updates round away.
         for parameter, data in zip(self._parameters, before, strict=True):
             parameter.data = data
@@ -228,14 +232,15 @@ class SupervisedTrainer(SFTTrainer):  # type: ignore[misc]
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """AdamW on every adapter weight, with one decay for all."""
-        if self.optimizer is None:
-            self.optimizer = torch.optim.AdamW(
+        if self._adamw is None:
+            self._adamw = torch.optim.AdamW(
                 self._parameters,
                 lr=0.0,
                 weight_decay=self._settings.weight_decay,
                 fused=self._adapted.device.type in ("cpu", "cuda"),
             )
-        return self.optimizer
+        self.optimizer = self._adamw
+        return self._adamw
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The plan's schedule from ``start_step`` on."""

@@ -1,0 +1,220 @@
+"""One attempt of a supervised run, from its resolved plan to its ending."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from transformers.utils import logging as transformers_logging
+
+from nbtrain.errors import Problem, StartChecksFailed
+from nbtrain.plan.phases import Phase
+from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.rollout.ranks import Ranks
+from nbtrain.store import RunWriter, Store, StoredRun
+from nbtrain.training import checkpoints
+from nbtrain.training.control import Cancelled, Control, FollowerControl
+from nbtrain.training.environment import describe
+from nbtrain.training.loop import Ending
+from nbtrain.training.outcome import attempt_folder
+from nbtrain.training.ranks import Joined, join_ranks
+from nbtrain.training.supervised.loop import SupervisedLoop
+from nbtrain.training.supervised.preparing import Preparation, Prepared, naming
+from nbtrain.training.supervised.rates import rates_of
+from nbtrain.training.supervised.recording import SupervisedRecorder
+from nbtrain.training.supervised.saved import certificate, misfits
+
+__all__ = ["SupervisedJob"]
+
+log = logging.getLogger("nbtrain.training")
+
+
+class SupervisedJob:
+    """Tokenizes, checks, trains and records; rank 0 alone moves phases and writes."""
+
+    def __init__(self, store: Store, run: StoredRun, attempt: int) -> None:
+        self._store, self._run, self._attempt = store, run, attempt
+        self._plan = ResolvedPlan.from_json(run.resolved)
+        self._folder = store.run_folder(run.run_id)
+        self._writer = RunWriter(store, run.key, attempt)
+
+    def run(self) -> Ending:
+        """Start up, check, train. Raises :class:`Cancelled` when stopped."""
+        transformers_logging.disable_progress_bar()
+        ranks, device = join_ranks(self._folder, self._attempt)
+        control = self._control(ranks)
+        if isinstance(ranks, Joined):
+            ranks.while_waiting = control.waiting
+        own = attempt_folder(self._folder, self._attempt)
+        try:
+            return self._train(ranks, device, control, own)
+        finally:
+            if ranks.rank == 0:
+                for name in ("rows", "trainer"):
+                    shutil.rmtree(own / name, ignore_errors=True)
+
+    def _train(
+        self,
+        ranks: Ranks,
+        device: torch.device,
+        control: Control | FollowerControl,
+        own: Path,
+    ) -> Ending:
+        self._move(ranks, Phase.PREPARING, "reading the dataset")
+        ready = self._prepare(ranks, device, control, own / "rows")
+        environment = self._environment(device, ranks)
+        total = self._total_steps(ready)
+        restored, optimizer = self._restore(ready, ranks, environment, total)
+        if ready.problems:
+            raise StartChecksFailed(ready.problems)
+        if total != self._plan.total_steps and ranks.rank == 0:
+            self._store.set_total_steps(self._run.key, total)
+        loop = SupervisedLoop(
+            self._plan,
+            ready,
+            total_steps=total,
+            folder=own / "trainer",
+            recorder=None if ranks.rank else self._recorder(ready),
+            ranks=ranks,
+            environment=environment,
+            tick=control,
+            optimizer=optimizer,
+        )
+        control.listen_for_sigterm()
+        self._move(ranks, Phase.TRAINING, "; ".join(filter(None, [restored, *ready.remarks])))
+        gc.collect()
+        gc.freeze()
+        control.activity = loop.activity
+        ending = loop.run()
+        self._move(ranks, Phase.RECORDING)
+        return ending
+
+    def _control(self, ranks: Ranks) -> Control | FollowerControl:
+        def beat(activity: str | None = None) -> None:
+            self._store.heartbeat(self._run.key, self._attempt, "rank", activity=activity)
+
+        if ranks.rank:
+            return FollowerControl(beat)
+        return Control(self._writer.unhandled_commands, self._writer.handled, beat)
+
+    def _move(self, ranks: Ranks, phase: Phase, message: str = "") -> None:
+        """Enter a phase. An attempt that may not has been stopped or replaced meanwhile."""
+        if ranks.rank:
+            return
+        moved = self._store.move_phase(
+            self._run.key, phase, attempt=self._attempt, message=message or None
+        )
+        if not moved:
+            msg = f"the run may not enter {phase}: it has been stopped"
+            raise Cancelled(msg)
+
+    def _prepare(
+        self,
+        ranks: Ranks,
+        device: torch.device,
+        control: Control | FollowerControl,
+        scratch: Path,
+    ) -> Prepared:
+        ready = Preparation(
+            self._store,
+            self._plan,
+            scratch,
+            ranks=ranks,
+            device=device,
+            says=control.doing,
+            tick=control,
+        ).run()
+        if self._plan.smoke is not None:
+            ready.problems.append(Problem("smoke", "smoke: a smoke check is not built yet"))
+        if ranks.rank == 0:
+            self._store.put_checks(self._run.key, [check.to_json() for check in ready.checks])
+        for check in ready.checks:
+            log.info("start check %s %s: %s", check.name, check.verdict, check.said)
+            if check.verdict == "warned":
+                ready.remarks.append(f"{check.name}: {check.said}")
+        return ready
+
+    def _environment(self, device: torch.device, ranks: Ranks) -> dict[str, Any]:
+        found = describe(
+            device, precision=self._plan["precision"], kv_budget_bytes=0, ranks=ranks.size
+        )
+        return found | {"trl": trl.__version__}
+
+    def _total_steps(self, ready: Prepared) -> int:
+        """The last global step, which packing makes known only now."""
+        plan = self._plan
+        if ready.order is None:
+            return plan.total_steps
+        total = ready.order.total(epochs=plan["epochs"], max_steps=plan["max_steps"] or 0)
+        if total <= plan.start_step:
+            name = naming(plan)
+            message = (
+                f"nothing is left to train: the run ends at step {total}, and goes on from "
+                f"step {plan.start_step}"
+            )
+            hint = f"Raise {name('epochs')} or {name('max_steps')}"
+            ready.problems.append(Problem(name("epochs"), message, hint=hint))
+        return total
+
+    def _restore(
+        self, ready: Prepared, ranks: Ranks, environment: dict[str, Any], total: int
+    ) -> tuple[str | None, dict[str, torch.Tensor] | None]:
+        """Load the parent checkpoint: what was restored, and the optimizer's state.
+
+        What keeps it from being restored is added to the problems.
+        """
+        plan, parent = self._plan, self._plan.parent
+        if parent is None or ready.model is None or ready.order is None:
+            return None, None
+        try:
+            loaded = checkpoints.load(
+                Path(parent.path),
+                checkpoint_id=parent.checkpoint_id,
+                base_fingerprint=plan.base_model.fingerprint,
+                tokenizer_fingerprint=ready.tokenizer_fingerprint,
+                training_state=not plan["load_weights_only"],
+            )
+            ready.model.load_adapter_state(loaded.adapter)
+        except (checkpoints.CheckpointError, ValueError) as error:
+            ready.problems.append(Problem("parent_checkpoint_id", str(error)))
+            return None, None
+        if loaded.state is None or loaded.optimizer is None:
+            return "restored weights only: fresh optimizer, schedule and data order", None
+        ready.problems += misfits(loaded.state, plan, ready.order, ranks=ranks.size)
+        if ready.problems:
+            return None, None
+        before = ResolvedPlan.from_json(self._store.find_run(parent.run_id).resolved)
+        said = certificate(
+            loaded.state,
+            total_steps=total,
+            rate_after=rates_of(plan, total)(plan.start_step + 1),
+            environment=environment,
+            options=plan.options,
+            parent_options=before.options,
+        )
+        return said, loaded.optimizer
+
+    def _recorder(self, ready: Prepared) -> SupervisedRecorder:
+        plan = self._plan
+        assert ready.model is not None
+        return SupervisedRecorder(
+            self._store,
+            self._writer,
+            self._folder,
+            ready.model,
+            keep=plan["keep_adapters"],
+            identity={
+                "run_id": self._run.run_id,
+                "attempt": self._attempt,
+                "base_model_slug": plan.base_model.slug,
+                "base_fingerprint": plan.base_model.fingerprint,
+                "tokenizer_fingerprint": ready.tokenizer_fingerprint,
+                "workload_id": plan.workload.workload_id,
+                "config_hash": plan.config_hash,
+            },
+        )

@@ -1,0 +1,297 @@
+"""Everything a supervised run needs before its first update, and all that is wrong with it.
+
+No trainer is made here, so that the checks can be had without training.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from nbtrain.catalog import Catalog, tokenizer_digest
+from nbtrain.data.datasets import DatasetRegistry
+from nbtrain.data.masks import LossRules
+from nbtrain.data.rendering import Renderer
+from nbtrain.errors import NbtrainError, Problem, Refused, StartChecksFailed
+from nbtrain.plan.checks import Check
+from nbtrain.plan.resolved import DatasetRef, ResolvedPlan
+from nbtrain.rollout.ranks import Ranks
+from nbtrain.rollout.tokens import end_ids
+from nbtrain.store import Store
+from nbtrain.training.adapted import AdaptedModel, load_tokenizer
+from nbtrain.training.environment import emulated, free_memory
+from nbtrain.training.prepare_model import weights_folder
+from nbtrain.training.supervised import checks
+from nbtrain.training.supervised.memory import SupervisedMemory, memory_of
+from nbtrain.training.supervised.model import leaves_lean, load_model
+from nbtrain.training.supervised.order import Order
+from nbtrain.training.supervised.packing import pack, unpacked
+from nbtrain.training.supervised.rows import TokenizedRows
+from nbtrain.training.supervised.scores import RowScores
+from nbtrain.training.supervised.tokenizing import Tokenized, tokenize
+
+__all__ = ["Preparation", "Prepared", "naming"]
+
+log = logging.getLogger("nbtrain.training")
+
+_CAMEL = {
+    "max_seq_length": "maxSeqLength",
+    "truncation": "data.truncation",
+    "packing": "data.packing",
+    "lora_target_modules": "lora.targetModules",
+    "micro_batch_per_gpu": "training.microBatchPerGpu",
+    "micro_batch_sequences": "execution.microBatchSequences",
+    "gradient_checkpointing": "model.gradientCheckpointing",
+    "gradient_accumulation": "training.gradientAccumulation",
+    "gpus": "execution.gpus",
+    "validation_dataset": "data.validationDataset",
+    "attention_implementation": "model.attentionImplementation",
+    "epochs": "training.epochs",
+    "max_steps": "training.maxSteps",
+}
+
+
+def naming(plan: ResolvedPlan) -> Callable[[str], str]:
+    """What a setting is called where the plan was stated."""
+    descriptor = plan.door == "descriptor"
+    return lambda setting: _CAMEL.get(setting, setting) if descriptor else setting
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What was made ready. ``problems`` is everything that stops the run; then parts may lack.
+
+    ``remarks`` stop nothing. ``ends`` are the ids that end a reply.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    model: AdaptedModel | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    tokenizer_fingerprint: str = ""
+    ends: tuple[int, ...] = ()
+    rows: TokenizedRows | None = None
+    validation: TokenizedRows | None = None
+    order: Order | None = None
+    memory: SupervisedMemory | None = None
+
+    @property
+    def pad_id(self) -> int:
+        """What stands where there is nothing; any id does, since places decide."""
+        assert self.tokenizer is not None
+        return int(self.tokenizer.pad_token_id or 0)
+
+
+class Preparation:
+    """Tokenizes, loads and checks. ``scratch`` is a folder for tokenized rows.
+
+    ``says`` is told what is being done, ``tick`` is called often; both may raise to stop.
+    Of several ranks rank 0 tokenizes, and all read its files.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        plan: ResolvedPlan,
+        scratch: Path,
+        *,
+        ranks: Ranks,
+        device: torch.device,
+        says: Callable[[str], None] = lambda text: None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store, self._plan, self._scratch = store, plan, scratch
+        self._ranks, self._device = ranks, device
+        self._says, self._tick = says, tick
+        self._name = naming(plan)
+        self._ready = Prepared()
+
+    def run(self) -> Prepared:
+        """Do all of it. What is wrong stands in the answer; nothing but a stop is raised."""
+        ready, plan = self._ready, self._plan
+        self._dividing()
+        try:
+            folder = weights_folder(plan, self._store.home)
+            ready.tokenizer = load_tokenizer(folder)
+            ready.tokenizer_fingerprint = tokenizer_digest(folder)
+            ready.ends = end_ids(_generation(folder), ready.tokenizer)
+            found = self._tokenize(ready.tokenizer)
+        except Refused as refused:
+            ready.problems += refused.problems
+            found = None
+        except NbtrainError as error:
+            ready.problems.append(Problem("dataset", str(error)))
+            found = None
+        if found is not None and ready.rows is not None and len(ready.rows):
+            self._lay_out(found)
+            self._memory(found)
+        if "memory" not in self._refused():
+            self._model()
+        self._packing()
+        names = {
+            "packing": self._name("packing"),
+            "adapter_targets": self._name("lora_target_modules"),
+        }
+        ready.problems += checks.problems_of(ready.checks, names)
+        every = self._ranks.gather(ready.problems)
+        ready.problems = list(dict.fromkeys(p for one in every for p in one))
+        return ready
+
+    # --- data -----------------------------------------------------------------------------------
+
+    def _tokenize(self, tokenizer: PreTrainedTokenizerBase) -> Tokenized | None:
+        plan, ready = self._plan, self._ready
+        assert plan.dataset is not None
+        renderer = Renderer(tokenizer, ready.ends)
+        if self._ranks.rank == 0:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._ranks.gather(None)
+        most = None if plan.smoke is None else plan.smoke.slice_size
+        found, ready.rows = self._side(plan.dataset, renderer, "train", most)
+        if plan.validation_dataset is not None:
+            _, ready.validation = self._side(plan.validation_dataset, renderer, "validation", None)
+        return found
+
+    def _side(
+        self, ref: DatasetRef, renderer: Renderer, side: str, most: int | None
+    ) -> tuple[Tokenized, TokenizedRows | None]:
+        """One dataset, tokenized by rank 0 for all."""
+        plan, ready, folder = self._plan, self._ready, self._scratch / side
+        found: Tokenized | None = None
+        failed: NbtrainError | None = None
+        if self._ranks.rank == 0:
+            self._says(f"reading the dataset {ref.name or ref.dataset_id[:12]}")
+            try:
+                found, _ = tokenize(
+                    DatasetRegistry(self._store).get(ref.dataset_id),
+                    renderer,
+                    loss_rules(plan),
+                    folder,
+                    max_tokens=plan["max_seq_length"],
+                    truncation=plan["truncation"],
+                    source=ref.name or ref.dataset_id[:12],
+                    most=most,
+                    progress=self._progress,
+                )
+            except NbtrainError as error:
+                failed = error
+        found, failed = self._ranks.gather((found, failed))[0]
+        if failed is not None:
+            raise failed
+        assert found is not None
+        name = "" if side == "train" else "validation"
+        ready.checks += checks.row_checks(found, name=name)
+        ready.problems += found.problems
+        if found.rows:
+            rate = f"{found.rows:,} rows tokenised"
+            ready.remarks.append(f"{name} {rate} at {found.rate:,.0f} rows/s".strip())
+        return found, TokenizedRows(folder)
+
+    def _progress(self, done: int, total: int) -> None:
+        if done == 1 or done % 16 == 0:
+            self._says(f"tokenising {done:,} of {total:,} rows")
+            self._tick()
+
+    def _lay_out(self, found: Tokenized) -> None:
+        plan, ready = self._plan, self._ready
+        assert ready.rows is not None
+        lengths = ready.rows.lengths.tolist()
+        sequences = (
+            pack(lengths, plan["max_seq_length"]) if plan["packing"] else unpacked(len(lengths))
+        )
+        ready.order = Order(
+            sequences,
+            seed=plan["seed"],
+            shuffle=plan["shuffle"],
+            per_pass=plan["micro_batch_per_gpu"],
+            passes=plan["gradient_accumulation"],
+        )
+        if plan["packing"]:
+            ready.remarks.append(f"{found.rows:,} rows packed into {len(sequences):,} sequences")
+
+    def _dividing(self) -> None:
+        """The passes of an update are dealt out evenly to the ranks."""
+        passes, ranks = self._plan["gradient_accumulation"], self._ranks.size
+        if passes % ranks:
+            accumulation, gpus = self._name("gradient_accumulation"), self._name("gpus")
+            message = f"{accumulation} {passes} cannot be divided by {gpus} {ranks}"
+            hint = f"State {accumulation} as a multiple of {ranks}, or {gpus}: 1"
+            self._ready.problems.append(Problem(gpus, message, ranks, hint=hint))
+
+    # --- model ----------------------------------------------------------------------------------
+
+    def _memory(self, found: Tokenized) -> None:
+        plan, ready = self._plan, self._ready
+        model = Catalog(self._store).base_model(plan.base_model.slug)
+        longest = plan["max_seq_length"] if plan["packing"] else found.longest
+        ready.memory = memory_of(
+            plan, model, longest=longest, trained=found.trained_tokens / found.tokens
+        )
+        free = free_memory(self._device, ranks=self._ranks.size)
+        ready.checks.append(checks.memory_check(ready.memory, free))
+
+    def _model(self) -> None:
+        plan, ready = self._plan, self._ready
+        self._says("loading the model")
+        self._tick()
+        try:
+            ready.model = load_model(plan, weights_folder(plan, self._store.home), self._device)
+        except StartChecksFailed as refused:
+            for problem in refused.problems:
+                if problem.field == "lora_target_modules":
+                    target = self._name(problem.field)
+                    said = str(problem).replace(problem.field, target)
+                    ready.checks.append(
+                        Check("adapter_targets", 0, "modules", said, refuse=1, at_least=True)
+                    )
+                else:
+                    ready.problems.append(problem)
+            return
+        except NbtrainError as error:
+            ready.problems.append(Problem("base_model_slug", str(error)))
+            return
+        ready.checks.append(checks.adapter_targets(ready.model, plan["lora_target_modules"]))
+        remark = emulated("bf16", self._device) if plan["precision"] != "fp32" else None
+        if remark is not None:
+            log.warning("start check: %s", remark)
+
+    def _packing(self) -> None:
+        plan, ready = self._plan, self._ready
+        if not plan["packing"] or ready.model is None or ready.order is None or ready.rows is None:
+            return
+        self._says("comparing packed rows with rows alone")
+        self._tick()
+        scores = RowScores(ready.model.model, lean=leaves_lean(plan))
+        check = checks.packing_check(
+            scores, ready.rows, ready.order.sequences, plan["micro_batch_per_gpu"]
+        )
+        ready.checks.append(check)
+
+    def _refused(self) -> set[str]:
+        return {check.name for check in self._ready.checks if check.verdict == "refused"}
+
+
+def loss_rules(plan: ResolvedPlan) -> LossRules:
+    """Which tokens the plan trains on."""
+    return LossRules(
+        assistant_turns=plan["assistant_turns"],
+        tool_calls=plan["train_on_tool_calls"],
+        tool_results=plan["train_on_tool_results"],
+        mask_column=plan["explicit_loss_mask_column"],
+    )
+
+
+def _generation(folder: Path) -> Any:
+    """The model's generation config, ``None`` where it has none."""
+    try:
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:
+        return None
