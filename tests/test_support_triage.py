@@ -38,9 +38,3 @@ def test_rows_are_the_same_every_time():
     assert triage_rows() == triage_rows()
     letter = triage_rows()[0][0]["messages"][1]["content"]
     assert letter == "Hi there, please change the delivery address. Could you check this for me?"
-
-
-def test_labels_of_validation_follow_from_sentences_that_train():
-    train, validation = triage_rows()
-    known = {row["messages"][1]["content"].split(". ", 1)[-1] for row in train}
-    assert all(row["messages"][1]["content"].split(". ", 1)[-1] in known for row in validation)
