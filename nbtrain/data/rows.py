@@ -47,16 +47,13 @@ def decode(text: str, line: int, findings: Findings) -> Row | None:
     try:
         row = _loads(text)
     except _TwiceError:
-        place, key = _first_twice(json.loads(text, object_pairs_hook=_Pairs))
-        message = f"the key {_short(key)} stands twice in {place or 'the row'}"
-        findings.add("twice", line, place or key, message, "each key once", found=_short(key, 60))
+        _twice(text, line, findings)
         return None
     except json.JSONDecodeError as error:
         _not_json(text, error, line, findings)
         return None
     except ValueError:  # the only other one: more digits than Python turns into a number
-        message = f"a whole number has more than {_MOST_DIGITS:,} digits"
-        findings.add("digits", line, "row", message, f"at most {_MOST_DIGITS:,} digits")
+        _too_many_digits(line, findings)
         return None
     except RecursionError:
         _too_deep(line, findings)
@@ -66,6 +63,22 @@ def decode(text: str, line: int, findings: Findings) -> Row | None:
         findings.add("row", line, "row", message, AN_OBJECT, found=shape(row))
         return None
     return cast("Row", row)
+
+
+def _twice(text: str, line: int, findings: Findings) -> None:
+    try:
+        place, key = _first_twice(json.loads(text, object_pairs_hook=_Pairs))
+    except json.JSONDecodeError as error:  # what comes after the pair is worse
+        _not_json(text, error, line, findings)
+        return
+    except RecursionError:
+        _too_deep(line, findings)
+        return
+    except ValueError:
+        _too_many_digits(line, findings)
+        return
+    message = f"the key {_short(key)} stands twice in {place or 'the row'}"
+    findings.add("twice", line, place or key, message, "each key once", found=_short(key))
 
 
 def _not_json(text: str, error: json.JSONDecodeError, line: int, findings: Findings) -> None:
@@ -96,8 +109,7 @@ def encode(row: Row, line: int, findings: Findings) -> bytes | None:
     except ValueError:
         place = _first(row, lambda value: isinstance(value, float) and not math.isfinite(value))
         if not place:
-            message = f"a whole number has more than {_MOST_DIGITS:,} digits"
-            findings.add("digits", line, "row", message, f"at most {_MOST_DIGITS:,} digits")
+            _too_many_digits(line, findings)
             return None
         message = f"{place} is no finite number"
         findings.add("finite", line, place, message, "a finite number, or null")
@@ -123,6 +135,11 @@ def shape(value: object) -> str:
 def _too_deep(line: int, findings: Findings) -> None:
     message = f"the row is nested more than {MOST_DEPTH} levels deep"
     findings.add("depth", line, "row", message, f"at most {MOST_DEPTH} levels")
+
+
+def _too_many_digits(line: int, findings: Findings) -> None:
+    message = f"a whole number has more than {_MOST_DIGITS:,} digits"
+    findings.add("digits", line, "row", message, f"at most {_MOST_DIGITS:,} digits")
 
 
 def _short(text: str, most: int = 40) -> str:
