@@ -35,6 +35,8 @@ class Workload:
     tasks: int = 90
     stated_held_out: int = 10
     fraction_held_out: int = 0
+    has_tasks: bool = True
+    grader: str | None = None
     environment_form: Literal["tools", "step", "unknown"] | None = None
 
     @property
@@ -65,6 +67,49 @@ class BaseModel:
 
 
 @dataclass(frozen=True)
+class Dataset:
+    name: str | None = "d"
+    rows: int = 100
+    columns: tuple[str, ...] = ("label",)
+    facts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def dataset_id(self) -> str:
+        return digest(f"{self.name} {self.rows}")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    name: str | None = "answers"
+    base_model_slug: str = "nbtrain/tiny"
+    base_fingerprint: str = digest("tiny")
+    config_hash: str = digest("recipe")
+    weights_digest: str = digest("weights")
+    path: str = "/models/answers"
+    lora: Mapping[str, Any] = field(
+        default_factory=lambda: {
+            "lora_rank": 4,
+            "lora_alpha": 16.0,
+            "lora_target_modules": "default",
+        }
+    )
+
+    @property
+    def model_id(self) -> str:
+        return digest(f"{self.name} {self.path}")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    name: str | None = "scoring"
+    modules: tuple[str, ...] = ("reward", "tools.more")
+
+    @property
+    def bundle_id(self) -> str:
+        return digest(f"{self.name}")
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     checkpoint_id: str
     run_id: str
@@ -90,6 +135,9 @@ class World:
         ]
     )
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    datasets: list[Dataset] = field(default_factory=lambda: [Dataset(), Dataset("held-out", 20)])
+    adapters: list[Adapter] = field(default_factory=lambda: [Adapter()])
+    bundles: list[Bundle] = field(default_factory=lambda: [Bundle()])
     here: MachineInfo = field(default_factory=MachineInfo)
 
     def workload(self, ref: object) -> Workload:
@@ -115,6 +163,15 @@ class World:
                 return c
         msg = f"no checkpoint {ref!r}"
         raise NotFound(msg)
+
+    def dataset(self, ref: object) -> Dataset:
+        return _one("dataset", ref, self.datasets, "dataset_id")
+
+    def model(self, ref: object) -> Adapter:
+        return _one("model", ref, self.adapters, "model_id")
+
+    def bundle(self, ref: object) -> Bundle:
+        return _one("bundle", ref, self.bundles, "bundle_id")
 
     def base_models(self) -> list[BaseModel]:
         return list(self.models)
@@ -156,3 +213,11 @@ class World:
 
 def _prefix(ref: object, full: str) -> bool:
     return isinstance(ref, str) and len(ref) >= 4 and full.startswith(ref)
+
+
+def _one(kind: str, ref: object, things: list[Any], identity: str) -> Any:
+    for thing in things:
+        if ref is thing or ref == thing.name or _prefix(ref, getattr(thing, identity)):
+            return thing
+    msg = f"no {kind} {ref!r}; there is {', '.join(str(thing.name) for thing in things)}"
+    raise NotFound(msg)

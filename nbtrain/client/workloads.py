@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.building import HELD_OUT, build
 from nbtrain.client.listing import Listing
 from nbtrain.errors import NotFound, Problem, Refused
-from nbtrain.plan.fields import describe, plain
+from nbtrain.plan.fields import plain
 
 if TYPE_CHECKING:
     from nbtrain.catalog import DatasetName, Workload
@@ -138,7 +139,7 @@ class Workloads:
             held_out=held_out,
             raw=raw,
             dataset=known,
-            grader=grader,
+            grader=None if grader is None else str(grader),
         )
         before = self._parts.store.alias("workload", name)
         made = self._parts.catalog.register_workload(spec)
@@ -147,7 +148,8 @@ class Workloads:
             note = f"{name} now means {made.workload_id[:12]}; before {before[:12]}"
         return WorkloadItem(made, note)
 
-    def _build(self, problems: list[Problem], **parts: Any) -> Any:
+    @staticmethod
+    def _build(problems: list[Problem], **parts: Any) -> Any:
         """The checked workload; what is wrong with its parts joins ``problems``."""
         try:
             spec = build(**parts)
@@ -185,9 +187,12 @@ class Workloads:
         return Listing([self.get(name) for name in self._parts.catalog.workload_names()])
 
 
-def _grader_problems(grader: object) -> list[Problem]:
-    from nbtrain.plan.graders import FORMS, read_grader
+def _grader_problems(grader: object) -> Sequence[Problem]:
+    from nbtrain.plan.graders import parse_grader
 
-    if grader is None or (isinstance(grader, str) and read_grader(grader)):
-        return []
-    return [Problem("grader", f"grader is {describe(grader)}", plain(grader), FORMS)]
+    try:
+        if grader is not None:
+            parse_grader(grader)
+    except Refused as error:
+        return error.problems
+    return ()

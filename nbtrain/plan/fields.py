@@ -14,8 +14,9 @@ from nbtrain.plan.registry import BaseModelInfo
 Type = Literal["integer", "number", "boolean", "text"]
 Mode = Literal["training", "evaluation"]
 Group = Literal[
-    "optimization", "filters", "trajectories", "sampling", "validation", "adapter", "run", "budgets"
-]
+    "optimization", "filters", "trajectories", "sampling", "validation", "adapter", "run",
+    "budgets", "document", "model", "data", "loss", "engine", "execution", "smoke",
+]  # fmt: skip
 Hashed = Literal["always", "never", "with staleness"]
 Compute = Callable[[Mapping[str, Any], "BaseModelInfo | None"], Any]
 
@@ -56,6 +57,8 @@ class Option:
     max: int | float | None = None
     above_min: bool = False
     """``min`` itself is refused too."""
+    below_max: bool = False
+    """``max`` itself is refused too."""
     within_context: bool = False
     """The upper bound is the base model's context, where that is lower than ``max``."""
     choices: tuple[str, ...] | None = None
@@ -96,7 +99,8 @@ class Option:
         elif self.min is not None or self.max is not None:
             high = self.upper(model)
             told = technical or self.min is None or high is None or high < NO_BOUND
-            text = span(self.min, high if told else None, above=self.above_min)
+            high = high if told else None
+            text = span(self.min, high, above=self.above_min, below=self.below_max)
         else:
             text = _NEEDS[self.type]
         if not self.nullable and not self.compute:
@@ -104,8 +108,10 @@ class Option:
         return f"{text}, or null" if text else "null"
 
 
-def span(low: float | None, high: float | None, *, above: bool = False) -> str:
-    """A range in words; ``above`` leaves ``low`` itself out."""
+def span(low: float | None, high: float | None, *, above: bool = False, below: bool = False) -> str:
+    """A range in words; ``above`` leaves ``low`` itself out, ``below`` leaves out ``high``."""
+    if below and low is not None:
+        return f"{'above' if above else 'at least'} {show(low)}, below {show(high)}"
     if low is None:
         return f"at most {show(high)}"
     if above:
@@ -194,7 +200,7 @@ def check(
     low = option.min is not None and (
         typed <= option.min if option.above_min else typed < option.min
     )
-    too_high = high is not None and typed > high
+    too_high = high is not None and (typed > high or (option.below_max and typed == high))
     if low or too_high:
         bound = ", more than the base model's context" if high != option.max and not low else ""
         return refuse(f"is out of bounds: found {describe(value)}{bound}", option.hint)
@@ -245,5 +251,5 @@ def _type_hint(kind: Type, value: Any) -> str | None:
 
 
 def _case_hint(word: Any, choices: tuple[str, ...]) -> str | None:
-    near = [c for c in choices if c == str(word).strip().lower()]
+    near = [c for c in choices if c.lower() == str(word).strip().lower()]
     return f"Write {near[0]}" if near else None

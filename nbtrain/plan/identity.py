@@ -56,6 +56,31 @@ def config_hash(
     return hashlib.sha256(canonical(recipe)).hexdigest()
 
 
+def descriptor_hash(
+    config: Mapping[str, Any],
+    *,
+    base_fingerprint: str,
+    warm_start: str | None,
+    parent_checkpoint_id: str | None,
+    weights_only: bool,
+) -> str:
+    """SHA-256 (64 hex digits) of a descriptor's recipe.
+
+    ``config`` is the resolved one with content hashes for names, ``warm_start`` the digest of the
+    weights that a reinforcement run starts from. Nothing else of the document is hashed.
+    """
+    recipe = {
+        "version": VERSION,
+        "door": "descriptor",
+        "config": config,
+        "base_model": base_fingerprint,
+        "warm_start": warm_start,
+        "parent": parent_checkpoint_id,
+        "weights_only": weights_only,
+    }
+    return hashlib.sha256(canonical(recipe)).hexdigest()
+
+
 def same_plan(one: ResolvedPlan, two: ResolvedPlan) -> bool:
     """Whether two plans would train and validate alike: every value equal, hashed or not.
 
@@ -65,7 +90,8 @@ def same_plan(one: ResolvedPlan, two: ResolvedPlan) -> bool:
     def essence(plan: ResolvedPlan) -> tuple[object, ...]:
         return (
             plan.config_hash, plan.options, plan.workload.workload_id, plan.workload.held_out_tasks,
-            plan.base_model.fingerprint, plan.start_step, plan.total_steps,
+            plan.base_model.fingerprint, plan.start_step, plan.total_steps, plan.execution,
+            plan.grader, plan.smoke,
         )  # fmt: skip
 
     return essence(one) == essence(two)

@@ -33,7 +33,7 @@ _OPTIMIZATION = (
            "further steps.", "optimization", 100, min=1, max=100_000, inherited=False),
     Option("algorithm", "text", "How the update is taken: gspo clips the ratio of whole "
            f"sequences, grpo that of tokens. {_SAME_UPDATE}", "optimization", "gspo",
-           choices=("gspo", "grpo"), later_choices=("sft",)),
+           choices=("gspo", "grpo")),
     Option("batch_size", "integer", "Eligible groups per optimizer update.", "optimization", 32,
            min=1, max=256),
     Option("group_size", "integer", "Trajectories sampled for the same task; the advantage "
@@ -49,8 +49,8 @@ _OPTIMIZATION = (
     Option("lr_hold_steps", "integer", "Steps at the base rate after warm-up, before the cosine "
            "decay to the final step; skipped updates count. With the defaults decay starts after "
            "step 150.", "optimization", 135, min=0, max=_MAX_STEPS),
-    Option("lr_min_ratio", "number", "The rate at the final step as a fraction of the base rate.",
-           "optimization", 0.1, min=0, max=1),
+    Option("lr_min_ratio", "number", "The rate at the final step as a fraction of the base rate; 0 "
+           "would be reached one step after it.", "optimization", 0.1, min=0, max=1),
     Option("max_staleness", "integer", "Updates that the policy a trajectory started from may "
            "trail; older ones are cancelled, or discarded when they are finished. At 0 every step "
            "is sampled by the policy it updates, and a run repeats bit for bit.",

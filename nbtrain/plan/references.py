@@ -17,6 +17,8 @@ from nbtrain.plan.registry import (
 )
 from nbtrain.plan.statements import Statement, Statements, same, stated_twice
 
+_NAMES = ("base_model_slug", "workload", "dataset", "model", "bundle")  # as catalogs call them
+
 
 @dataclass(slots=True)
 class References:
@@ -33,13 +35,13 @@ def look_up(found: Statements, registry: Registry) -> References:
     The base model is the stated one, else the checkpoint's, else the workload's; the workload is
     the stated one, else the checkpoint's.
     """
-    parent: CheckpointInfo | None = _find(
+    parent: CheckpointInfo | None = find(
         found, "parent_checkpoint_id", registry.checkpoint, "checkpoint_id"
     )
-    workload: WorkloadInfo | None = _find(found, "workload", registry.workload, "workload_id")
+    workload: WorkloadInfo | None = find(found, "workload", registry.workload, "workload_id")
     if workload is None and parent is not None and "workload" not in found.references:
-        workload = _try(found, "workload", registry.workload, Statement(parent.workload_id))
-    base_model: BaseModelInfo | None = _find(found, "base_model_slug", registry.base_model, "slug")
+        workload = look(found, "workload", registry.workload, Statement(parent.workload_id))
+    base_model: BaseModelInfo | None = find(found, "base_model_slug", registry.base_model, "slug")
     if "base_model_slug" not in found.references | dict.fromkeys(found.bad):
         implied = None
         if parent is not None:
@@ -47,18 +49,21 @@ def look_up(found: Statements, registry: Registry) -> References:
         elif workload is not None:
             implied = workload.base_model
         if implied is not None:
-            base_model = _try(found, "base_model_slug", registry.base_model, Statement(implied))
+            base_model = look(found, "base_model_slug", registry.base_model, Statement(implied))
     references = References(workload, base_model, parent)
     _require(found, references, registry)
     _match_parent(found, references)
     return references
 
 
-def _find(found: Statements, key: str, look: Callable[[object], Any], identity: str) -> Any | None:
+def find(
+    found: Statements, key: str, registered: Callable[[object], Any], identity: str
+) -> Any | None:
+    """What the statements of ``key`` name, or ``None``; two must mean the same ``identity``."""
     statements = found.references.get(key, [])
     if len(statements) == 2 and same(*statements):
         statements = statements[:1]
-    results = [_try(found, key, look, statement) for statement in statements]
+    results = [look(found, key, registered, statement) for statement in statements]
     if any(result is None for result in results):
         return None
     if len(results) == 2 and getattr(results[0], identity) != getattr(results[1], identity):
@@ -67,9 +72,10 @@ def _find(found: Statements, key: str, look: Callable[[object], Any], identity: 
     return results[0] if results else None
 
 
-def _try(
-    found: Statements, key: str, look: Callable[[object], Any], statement: Statement
+def look(
+    found: Statements, key: str, registered: Callable[[object], Any], statement: Statement
 ) -> Any | None:
+    """What one statement names; what fails becomes a problem of ``key``."""
     value, where = statement.value, statement.where
     # registries take names, ids and objects; what plainly is neither never reaches them
     if isinstance(value, bool | int | float | list | tuple | dict) or value == "":
@@ -78,13 +84,26 @@ def _try(
         found.refuse(Problem(key, message, plain(value), where=where, hint=hint))
         return None
     try:
-        return look(value)
+        return registered(value)
     except NotFound as error:
         found.refuse(Problem(key, f"{key}: {error}", plain(value), where=where))
     except Refused as error:
         found.bad.add(key)
-        found.problems.extend(replace(p, where=p.where or where) for p in error.problems)
+        found.problems.extend(
+            replace(_renamed(p, key), where=p.where or where) for p in error.problems
+        )
     return None
+
+
+def _renamed(problem: Problem, key: str) -> Problem:
+    """A catalog's refusal under the name that this document has for what it refuses."""
+    name = problem.field
+    if name == key or name not in _NAMES:
+        return problem
+    message = problem.message
+    if message.startswith(name):
+        message = key + message[len(name) :]
+    return replace(problem, field=key, message=message)
 
 
 def _require(found: Statements, references: References, registry: Registry) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nbtrain.errors import PlanRefused
+from nbtrain.errors import NotFound, PlanRefused, Refused
 from nbtrain.plan import placement, rules
 from nbtrain.plan.defaults import validation_on
+from nbtrain.plan.descriptor_resolve import resolve_descriptor, resolve_flat
 from nbtrain.plan.fields import Option, check
 from nbtrain.plan.identity import config_hash
 from nbtrain.plan.options import OPTIONS
@@ -37,7 +38,11 @@ def resolve(
     algorithm: str | None = None,
     load_weights_only: bool | None = None,
 ) -> ResolvedPlan:
-    """The plan that these options make, every value filled in, each with its origin.
+    """The plan that this document makes, every value filled in, each with its origin.
+
+    A document with ``kind`` is a descriptor; ``algorithm: sft``, there or beside it, makes options
+    those of a supervised run (see :mod:`nbtrain.plan.descriptor_resolve` for both). Otherwise
+    these are the options of a reinforcement run.
 
     ``options`` may also have the keys ``workload``, ``base_model_slug``, ``parent_checkpoint_id``
     and ``display_name``. The arguments say the same from outside the body; stated twice, equal is
@@ -55,9 +60,15 @@ def resolve(
         "display_name": display_name, "algorithm": algorithm,
         "load_weights_only": load_weights_only,
     }  # fmt: skip
+    body = options if isinstance(options, Mapping) else {}
+    if "kind" in body:
+        return resolve_descriptor(
+            body, registry, workload=workload, base_model=base_model, parent=parent,
+            load_weights_only=load_weights_only, display_name=display_name, algorithm=algorithm,
+        )  # fmt: skip
+    if _supervised(body, beside, registry):
+        return resolve_flat(body, registry, beside)
     found = gather(options, beside)
-    if "kind" in found.bad:
-        raise PlanRefused(found.problems)
     references = look_up(found, registry)
     settings = _fill(found, references)
     machine = registry.machine()
@@ -78,6 +89,22 @@ def resolve(
     return _build(found, references, settings, split, machine)
 
 
+def _supervised(body: Mapping[str, Any], beside: Mapping[str, Any], registry: Registry) -> bool:
+    """Whether options are those of a supervised run: stated, or by the parent's plan."""
+    stated = [a for a in (body.get("algorithm"), beside["algorithm"]) if a is not None]
+    if stated:
+        return all(a == "sft" for a in stated)
+    parents = (body.get("parent_checkpoint_id"), beside["parent_checkpoint_id"])
+    parent = next((ref for ref in parents if ref is not None), None)
+    if parent is None:
+        return False
+    try:
+        before = registry.checkpoint(parent).resolved["settings"]["algorithm"]["value"]
+    except (NotFound, Refused):  # refused with everything else
+        return False
+    return bool(before == "sft")
+
+
 def _fill(found: Statements, references: References) -> dict[str, Setting]:
     """Every option's setting; a refused value is replaced by its default, so that all go on."""
     model, parent = references.base_model, references.parent
@@ -85,7 +112,7 @@ def _fill(found: Statements, references: References) -> dict[str, Setting]:
     values: dict[str, Any] = {}
     settings: dict[str, Setting] = {}
     for option in OPTIONS.values():
-        statement = found.options.get(option.name)
+        statement = None if option.name in found.bad else found.options.get(option.name)
         if statement is not None and statement.value is None and _null_is_unstated(option, before):
             statement = None
         setting = _unstated(option, values, model, before.get(option.name))

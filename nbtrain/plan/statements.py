@@ -22,6 +22,9 @@ REFERENCES = ("workload", "base_model_slug", "parent_checkpoint_id")
 BODY_KEYS = (*REFERENCES, "display_name", *OPTIONS)
 """Every key that a body may have."""
 
+DESCRIPTOR_GROUPS = ("config", "execution", "smoke", "grader", "warmStartModelId", "submissionId")
+"""Keys that only a descriptor has at its top."""
+
 # what people write for a key that has another name here
 _OTHER_NAMES = {
     "model": "base_model_slug", "base_model": "base_model_slug", "method": "algorithm",
@@ -79,8 +82,8 @@ class Statements:
 def gather(options: object, beside: Mapping[str, Any]) -> Statements:
     """The statements of a body and of what stands beside it (``None`` there is unstated).
 
-    A body that is no mapping, unknown keys (with the nearest known one), a descriptor's ``kind``
-    and settings stated twice differently become problems.
+    A body that is no mapping, unknown keys (with the nearest known one), a descriptor's groups and
+    settings stated twice differently become problems.
     """
     found = Statements()
     if options is None:
@@ -91,9 +94,6 @@ def gather(options: object, beside: Mapping[str, Any]) -> Statements:
         options = {}
     if isinstance(options, SourcedMapping):
         found.problems.extend(options.problems)
-    if "kind" in options:
-        _refuse_descriptor(found, options)
-        return found
     for key, value in options.items():
         if value is BROKEN:
             found.bad.add(key)
@@ -109,7 +109,7 @@ def gather(options: object, beside: Mapping[str, Any]) -> Statements:
     for key, value in beside.items():
         if value is not None:
             _beside(found, key, Statement(value))
-    _check_name(found)
+    check_name(found)
     return found
 
 
@@ -117,22 +117,23 @@ def _where(options: Mapping[str, Any], key: str) -> Where | None:
     return options.where_value(key) if isinstance(options, SourcedMapping) else None
 
 
-def _refuse_descriptor(found: Statements, options: Mapping[str, Any]) -> None:
-    where = options.where_key("kind") if isinstance(options, SourcedMapping) else None
-    message = (
-        f"a document with kind ({describe(options['kind'])}) is a descriptor, "
-        "which is not built yet"
-    )
-    hint = "Write options, such as num_steps: 20"
-    found.refuse(Problem("kind", message, plain(options["kind"]), where=where, hint=hint))
-
-
 def _unknown(options: Mapping[str, Any], key: object) -> Problem:
     where = options.where_key(str(key)) if isinstance(options, SourcedMapping) else None
+    if key in DESCRIPTOR_GROUPS:
+        return mixed(str(key), where)
     near = nearest(str(key))
     hint = f"Did you mean {near}?" if near else "%train options lists every option"
     hint = _INSTEAD.get(str(key).lower(), hint)
     return Problem(str(key), f"there is no option {key}", plain(key), where=where, hint=hint)
+
+
+def mixed(key: str, where: Where | None) -> Problem:
+    """The refusal of a descriptor's group among options."""
+    message = (
+        f"{key} is a group of a descriptor, and a document without kind is options: it is one or "
+        "the other, never a mix"
+    )
+    return Problem(key, message, key, where=where, hint="Write kind: run for a descriptor")
 
 
 def nearest(key: str) -> str | None:
@@ -188,7 +189,8 @@ def stated_twice(key: str, body: Statement, beside: Statement) -> Problem:
     return Problem(key, message, plain(body.value), where=body.where, hint="State it once")
 
 
-def _check_name(found: Statements) -> None:
+def check_name(found: Statements) -> None:
+    """Refuse a display name that is not one short line."""
     if found.display_name is None or found.display_name.value is None:
         found.display_name = None
         return

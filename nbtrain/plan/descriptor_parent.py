@@ -1,0 +1,102 @@
+"""A descriptor that goes on from a checkpoint: what must stay as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbtrain.errors import Problem
+from nbtrain.plan.draft import Draft
+from nbtrain.plan.fields import check, show
+from nbtrain.plan.options import OPTIONS
+
+_PARENT = "parent_checkpoint_id"
+# an adapter is loaded as it was saved; these decide its shape and scale
+_ADAPTER = ("lora.rank", "lora.alpha", "lora.targetModules")
+# data position, order and randomness are restored only into the same data, order and devices
+_STATE = (
+    "model.precision", "execution.gpus", "training.seed", "training.microBatchPerGpu",
+    "training.gradientAccumulation", "data.shuffle", "data.packing", "data.truncation",
+    "maxSeqLength", "rlHyperparams.groupSize", "rlHyperparams.promptsPerStep",
+)  # fmt: skip
+
+
+def start_step(draft: Draft) -> int:
+    """The restored global step; 0 for a fresh run or weights alone."""
+    parent = draft.refs.parent
+    return 0 if parent is None or draft.load_weights_only else parent.step_index
+
+
+def refusals(draft: Draft, total: int) -> Iterator[Problem]:
+    """Problems with the checkpoint. ``total`` is the global step at which the run ends."""
+    yield from _switch(draft)
+    parent, model = draft.refs.parent, draft.refs.base_model
+    if parent is None or _PARENT in draft.found.bad:
+        return
+    short, where = parent.checkpoint_id[:12], draft.found.parent[0].where
+
+    def of_parent(message: str, hint: str | None = None) -> Problem:
+        text = f"{_PARENT}: checkpoint {short} {message}"
+        return Problem(_PARENT, text, parent.checkpoint_id, where=where, hint=hint)
+
+    only = "load_weights_only: true starts from its weights with fresh training state"
+    if draft.refs.warm_start is not None:
+        yield of_parent("and warmStartModelId are two starts", "State one of them")
+    if not parent.has_weights:
+        yield of_parent("holds no weights")
+    if model is not None and model.fingerprint != parent.base_fingerprint:
+        yield of_parent(
+            f"belongs to {parent.base_model_slug} ({parent.base_fingerprint[:12]}), the run's base "
+            f"model is {model.slug} ({model.fingerprint[:12]})"
+        )
+    yield from _kept(draft, _ADAPTER, f"the adapter of checkpoint {short}", "Leave it out")
+    if draft.load_weights_only:
+        return
+    if not parent.has_training_state:
+        yield of_parent("holds no training state to resume from", only)
+        return
+    yield from _kept(draft, _STATE, f"the training state of checkpoint {short}", only)
+    dataset = draft.refs.dataset
+    before = parent.resolved["dataset"]
+    if dataset is not None and dataset.dataset_id != before["dataset_id"]:
+        message = (
+            f"{draft.called('dataset')} {dataset.dataset_id[:12]} is another one than that of "
+            f"checkpoint {short}, {before['name'] or ''} {before['dataset_id'][:12]}: a resume "
+            "goes on in the same rows"
+        )
+        yield draft.problem("dataset", message, before["dataset_id"], only)
+    if dataset is not None and total <= parent.step_index:
+        longer = ("training.epochs", "training.maxSteps") if draft.supervised else (
+            "rlHyperparams.epochs", "rlHyperparams.maxSteps",
+        )  # fmt: skip
+        name = longer[1] if draft[longer[1]] else longer[0]
+        message = (
+            f"{draft.said(name)}: the run ends at step {show(total)}, and checkpoint {short} is at "
+            f"step {show(parent.step_index)}: no update remains"
+        )
+        hint = "epochs and maxSteps count from the beginning of the run that was saved"
+        yield draft.problem(name, message, hint=hint)
+
+
+def _switch(draft: Draft) -> Iterator[Problem]:
+    statement, name = draft.found.load_weights_only, "load_weights_only"
+    if statement is None or name in draft.found.bad:
+        return
+    value, problem = check(OPTIONS[name], statement.value, where=statement.where)
+    if problem is not None:
+        yield problem
+    elif value and draft.refs.parent is None and _PARENT not in draft.found.bad:
+        message = f"{name} is true, but there is no checkpoint to load from"
+        hint = "State parent_checkpoint_id, or leave load_weights_only out"
+        yield Problem(name, message, True, where=statement.where, hint=hint)
+
+
+def _kept(draft: Draft, names: tuple[str, ...], what: str, hint: str) -> Iterator[Problem]:
+    before = draft.before
+    for name in names:
+        one = draft.fields.get(name)
+        if one is None or one.path not in before or not draft.fine(name):
+            continue
+        value = before[one.path][0]
+        if draft[name] != value:
+            message = f"{draft.said(name)} does not fit {what}, saved with {show(value)}"
+            yield draft.problem(name, message, show(value), hint)

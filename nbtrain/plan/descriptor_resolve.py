@@ -1,0 +1,102 @@
+"""A descriptor, or the flat form of a supervised run, into a ResolvedPlan or all refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nbtrain.errors import PlanRefused
+from nbtrain.plan import descriptor_machine, descriptor_parent, descriptor_rules
+from nbtrain.plan.descriptor import FIELDS
+from nbtrain.plan.descriptor_build import build, total_steps
+from nbtrain.plan.descriptor_references import (
+    dataset_problems,
+    grader_problem,
+    look_up,
+    values_before,
+)
+from nbtrain.plan.document import Document, read_descriptor, read_flat
+from nbtrain.plan.draft import fill
+from nbtrain.plan.fields import check
+from nbtrain.plan.registry import Registry
+from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.plan.source import in_order
+from nbtrain.plan.statements import Statement
+from nbtrain.plan.terms import Reward, grader_with_id, read_reward
+from nbtrain.plan.verl_settings import engine_refusals
+
+__all__ = ["resolve_descriptor", "resolve_flat"]
+
+
+def resolve_descriptor(
+    document: Mapping[str, Any],
+    registry: Registry,
+    *,
+    workload: object = None,
+    base_model: object = None,
+    parent: object = None,
+    load_weights_only: bool | None = None,
+    display_name: str | None = None,
+    algorithm: str | None = None,
+) -> ResolvedPlan:
+    """The plan that a descriptor makes, every field filled in, each with its origin.
+
+    The arguments say what may also stand beside the document; stated twice, equal is fine and
+    different is refused. With a ``parent`` checkpoint every unstated field of ``config`` and
+    ``execution`` is taken over from its run; ``epochs`` and ``maxSteps`` count from that run's
+    beginning, and the new one ends where it would have; ``load_weights_only`` starts at step 0.
+
+    Raises :class:`PlanRefused` with everything that is wrong, in the order of the text.
+    """
+    beside = {
+        "workload": workload, "base_model_slug": base_model, "parent_checkpoint_id": parent,
+        "load_weights_only": load_weights_only, "display_name": display_name,
+        "algorithm": algorithm,
+    }  # fmt: skip
+    return _resolve(read_descriptor(document, beside), registry)
+
+
+def resolve_flat(
+    options: Mapping[str, Any], registry: Registry, beside: Mapping[str, Any]
+) -> ResolvedPlan:
+    """The same for the flat form of a supervised run; ``beside`` has options' own names."""
+    return _resolve(read_flat(options, beside), registry)
+
+
+def _resolve(found: Document, registry: Registry) -> ResolvedPlan:
+    kind = found.options.get("kind")
+    if kind is not None and kind.value == "pipeline":  # nothing else of it would make sense
+        problem = check(FIELDS["kind"].option, kind.value, where=kind.where)[1]
+        raise PlanRefused([problem] if problem is not None else [])
+    refs = look_up(found, registry)
+    draft = fill(found, refs, values_before(refs, found))
+    descriptor_rules.take_shape(draft)
+    descriptor_machine.take_profile(draft)
+    for problem in descriptor_rules.method_refusals(found):
+        found.refuse(problem)
+    reward = Reward()
+    grader_statement = found.options.get("grader")
+    bad_grader = grader_problem(found)
+    if bad_grader is not None:
+        found.refuse(bad_grader)
+    workload_grader = refs.workload.grader if refs.workload is not None else None
+    grader = None
+    if bad_grader is None:
+        stated = grader_statement is not None and grader_statement.value is not None
+        recorded = grader_statement if stated else Statement(workload_grader)
+        if recorded is not None and recorded.value is not None and "grader" not in found.bad:
+            grader = grader_with_id(found, registry, recorded, "grader")
+        if not draft.supervised and "workload" not in found.bad:
+            reward = read_reward(found, registry, refs.dataset, workload_grader)
+    total = total_steps(draft)
+    for problem in (
+        *dataset_problems(found, refs),
+        *engine_refusals(found),
+        *descriptor_rules.refusals(draft),
+        *descriptor_machine.refusals(draft),
+        *descriptor_parent.refusals(draft, total),
+    ):
+        found.refuse(problem)
+    if found.problems:
+        raise PlanRefused(in_order(found.problems))
+    return build(draft, reward, grader, total)

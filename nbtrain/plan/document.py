@@ -1,0 +1,210 @@
+"""What a descriptor states, in either of its two forms, by the paths of its fields."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbtrain.errors import Problem, Where
+from nbtrain.plan.descriptor import FIELDS, METHODS, Field, fields_of
+from nbtrain.plan.descriptor_field import short
+from nbtrain.plan.fields import describe, plain
+from nbtrain.plan.misnamed import counterpart, instead, is_option, nearest, snake
+from nbtrain.plan.source import BROKEN, SourcedMapping
+from nbtrain.plan.statements import (
+    DESCRIPTOR_GROUPS,
+    Statement,
+    Statements,
+    check_name,
+    mixed,
+    same,
+    stated_twice,
+)
+
+REWARD, SETTINGS = "config.reward", "config.engineSettings.settings"
+_PATHS = {
+    "workload": "workload", "base_model_slug": "baseModel", "algorithm": "config.method",
+}  # fmt: skip
+FLAT: dict[str, Field] = {
+    f.setting: f for f in fields_of("sft") if f.setting is not None
+} | {"workload": FIELDS["workload"], "base_model_slug": FIELDS["baseModel"]}  # fmt: skip
+"""The flat form's keys that stand for a field."""
+_BESIDE = ("parent_checkpoint_id", "display_name", "load_weights_only")
+
+
+@dataclass(slots=True)
+class Document(Statements):
+    """Everything stated; ``options`` is keyed by the path of a field.
+
+    ``flat`` is true for the flat form, whose refusals use its own names. ``groups`` are the
+    groups that are there, with their places; ``bad`` has names as refusals use them.
+    """
+
+    flat: bool = False
+    method: str = "sft"
+    groups: dict[str, Where | None] = field(default_factory=dict)
+    parent: list[Statement] = field(default_factory=list)
+    load_weights_only: Statement | None = None
+
+    def called(self, one: Field) -> str:
+        """What refusals of this document call a field."""
+        if not self.flat:
+            return one.name
+        return next((name for name, known in FLAT.items() if known is one), one.name)
+
+    def where(self, path: str) -> Where | None:
+        """Where a field, or the group that it stands in, is stated."""
+        statement = self.options.get(path)
+        return statement.where if statement is not None else self.groups.get(path)
+
+
+def read_descriptor(document: Mapping[str, Any], beside: Mapping[str, Any]) -> Document:
+    """The statements of a descriptor and of what stands beside it (``None`` is unstated)."""
+    found = Document()
+    if isinstance(document, SourcedMapping):
+        found.problems.extend(document.problems)
+    found.method = _method(document, beside)
+    _walk(found, document, "")
+    _check_kind(found, document)
+    _take_beside(found, beside)
+    return found
+
+
+def read_flat(options: Mapping[str, Any], beside: Mapping[str, Any]) -> Document:
+    """The statements of the flat form: snake_case names of the supervised fields."""
+    found = Document(flat=True)
+    if isinstance(options, SourcedMapping):
+        found.problems.extend(options.problems)
+    for key, value in options.items():
+        where = _where(options, key)
+        if value is BROKEN:
+            found.bad.add(key)
+        elif key in FLAT:
+            found.options[FLAT[key].path] = Statement(_spelt(key, value), where)
+        elif key == "parent_checkpoint_id":
+            found.parent += [Statement(value, where)] if value is not None else []
+        elif key == "display_name":
+            found.display_name = Statement(value, where)
+        elif key == "load_weights_only":
+            found.load_weights_only = Statement(value, where)
+        else:
+            found.refuse(_unknown_flat(options, key))
+    _take_beside(found, beside)
+    return found
+
+
+def _method(document: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
+    """The method as far as it can be told, to know which names are meant."""
+    config = document.get("config")
+    config = config if isinstance(config, Mapping) else {}
+    stated = config.get("method") or beside.get("algorithm")
+    if stated in METHODS:
+        return str(stated)
+    return "grpo" if "rlHyperparams" in config else "sft"
+
+
+def _spelt(key: str, value: Any) -> Any:
+    """Precision is lower case in the flat form, as everywhere among options."""
+    lower = key == "precision" and isinstance(value, str) and value == value.lower()
+    return value.upper() if lower else value
+
+
+def _where(mapping: Mapping[str, Any], key: str) -> Where | None:
+    return mapping.where_value(key) if isinstance(mapping, SourcedMapping) else None
+
+
+def _key(mapping: Mapping[str, Any], key: str) -> Where | None:
+    return mapping.where_key(key) if isinstance(mapping, SourcedMapping) else None
+
+
+def _walk(found: Document, mapping: Mapping[str, Any], group: str) -> None:
+    prefix = f"{group}." if group else ""
+    for key, value in mapping.items():
+        path = f"{prefix}{key}"
+        inner = [p for p in (*FIELDS, SETTINGS) if p.startswith(f"{path}.")]
+        if path not in FIELDS and path not in (REWARD, SETTINGS) and not inner:
+            found.refuse(_unknown(found, mapping, str(key), group))
+        elif value is BROKEN:
+            found.bad |= {short(path), *(short(p) for p in inner)}
+        elif inner:
+            found.groups[path] = _key(mapping, key)
+            if isinstance(value, Mapping):
+                _walk(found, value, path)
+            else:
+                found.bad |= {short(p) for p in inner}
+                found.refuse(_no_mapping(path, value, _where(mapping, key)))
+        else:
+            found.options[path] = Statement(value, _where(mapping, key))
+
+
+def _no_mapping(path: str, value: object, where: Where | None) -> Problem:
+    name = short(path)
+    hint = f"Write {path.rpartition('.')[2]}: {{}} for its defaults, or leave it out"
+    message = f"{name} needs a mapping, found {describe(value)}"
+    return Problem(name, message, plain(value), "a mapping", where, hint)
+
+
+def _unknown(found: Document, mapping: Mapping[str, Any], key: str, group: str) -> Problem:
+    where, path = _key(mapping, key), f"{group}.{key}" if group else key
+    message = f"there is no field {path}"
+    near = nearest(key, group, found.method)
+    if not group and is_option(key):
+        message = (
+            f"{key} is an option, and a document with kind is a descriptor: it is one or the "
+            "other, never a mix"
+        )
+        known = counterpart(key, found.method)
+        near = known.path if known else None
+    if near is not None:
+        found.bad.add(short(near))  # so that nobody also calls it missing
+    hint = instead(key) or (f"Did you mean {near}?" if near else None)
+    return Problem(path, message, plain(key), where=where, hint=hint)
+
+
+def _unknown_flat(options: Mapping[str, Any], key: str) -> Problem:
+    where = _key(options, key)
+    if key in DESCRIPTOR_GROUPS:
+        return mixed(key, where)
+    names = [*FLAT, *_BESIDE]
+    close = difflib.get_close_matches(snake(str(key)), names, n=1, cutoff=0.7)
+    known = counterpart(snake(str(key)), "sft") if not close else None
+    near = close[0] if close else (known.setting if known else None)
+    message = f"there is no option {key} with algorithm sft"
+    return Problem(str(key), message, plain(key), where=where,
+                   hint=f"Did you mean {near}?" if near else None)  # fmt: skip
+
+
+def _check_kind(found: Document, document: Mapping[str, Any]) -> None:
+    if "kind" in document or "kind" in found.bad:
+        return
+    message = "kind is missing: it tells a run's descriptor from other documents"
+    found.refuse(Problem("kind", message, allowed="run", hint="Write kind: run"))
+
+
+def _take_beside(found: Document, beside: Mapping[str, Any]) -> None:
+    for key, path in _PATHS.items():
+        value = beside.get(key)
+        body = found.options.get(path)
+        if value is None:
+            continue
+        statement = Statement(value)
+        if path in ("workload", "baseModel"):
+            known = found.references.setdefault(path, [])
+            known += [statement]
+        elif body is None or body.value is None:
+            found.options[path] = statement
+        elif not same(body, statement):
+            found.refuse(stated_twice(found.called(FIELDS[path]), body, statement))
+    if beside.get("parent_checkpoint_id") is not None:
+        found.parent.append(Statement(beside["parent_checkpoint_id"]))
+    for key in ("display_name", "load_weights_only"):
+        value, body = beside.get(key), getattr(found, key)
+        if value is None:
+            continue
+        if body is not None and body.value is not None and not same(body, Statement(value)):
+            found.refuse(stated_twice(key, body, Statement(value)))
+        else:
+            setattr(found, key, Statement(value))
+    check_name(found)

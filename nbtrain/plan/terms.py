@@ -1,0 +1,276 @@
+"""The terms of a descriptor's reward: their kinds, their parameters, and how they are read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbtrain.errors import Problem, Refused, Where
+from nbtrain.plan.defaults import pattern
+from nbtrain.plan.document import REWARD, Document
+from nbtrain.plan.fields import Option, check, describe, plain
+from nbtrain.plan.graders import DEFAULT_GRADER, GraderSpec, parse_grader
+from nbtrain.plan.references import look
+from nbtrain.plan.registry import BundleInfo, DatasetInfo, Registry
+from nbtrain.plan.source import BROKEN, SourcedList, SourcedMapping
+from nbtrain.plan.statements import Statement
+
+__all__ = ["LATER", "STRICT", "TERMS", "Reward", "read_reward"]
+
+WEIGHT = Option("weight", "number", "Factor of the term's score in the sum.", "run", 1.0)
+_COLUMN = Option("column", "text", "Column of the task that holds the answer.", "run")
+
+
+def _regex(text: str) -> Option:
+    return Option("pattern", "text", text, "run", complaint=pattern)
+
+
+TERMS: dict[str, tuple[Option, ...]] = {
+    "rule": (
+        Option("bundle", "text", "The registered bundle, by name or id.", "run"),
+        Option("module", "text", "Module of the bundle.", "run"),
+        Option("function", "text", "Function of the module.", "run", "compute_score"),
+    ),
+    "json-label-match": (),
+    "exact": (_COLUMN,),
+    "numeric": (
+        _COLUMN,
+        Option("tolerance", "number", "How far the number may be off.", "run", 0.0, min=0),
+    ),
+    "regex": (_regex("Found anywhere in the completion."),),
+    "format": (_regex("Matches the whole stripped completion."),),
+    "length": (
+        Option("maxChars", "integer", "Characters of the completion at most.", "run", min=0,
+               max=10**9),
+    ),
+}  # fmt: skip
+"""Parameters of each kind of term. One with the default ``None`` must be stated."""
+LATER = ("judge", "http")
+"""Kinds that are refused by name, with whatever else stands in the term."""
+STRICT = ("rule", "json-label-match", "exact", "numeric")
+"""Kinds that a model which knows nothing yet scores zero on."""
+_ADDED = ("answer", "ground_truth", "data_source")  # columns that every task has
+
+
+@dataclass(slots=True)
+class Reward:
+    """The terms as ``config.reward`` hashes them and as the job takes them, and where from."""
+
+    hashed: list[dict[str, Any]] = field(default_factory=list)
+    terms: list[dict[str, Any]] = field(default_factory=list)
+    origin: str = "stated"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    found: Document
+    registry: Registry
+    dataset: DatasetInfo | None
+
+    def refuse(self, name: str, message: str, found: object = None, allowed: str | None = None,
+               where: Where | None = None, hint: str | None = None) -> None:  # fmt: skip
+        text = f"{name} {message}"
+        self.found.refuse(Problem(name, text, plain(found), allowed, where, hint))
+
+    def term(self, value: object, name: str, where: Where | None) -> dict[str, Any] | None:
+        """A term with its parameters as the document spells them, or ``None``."""
+        if not isinstance(value, Mapping):
+            self.refuse(name, f"needs a mapping, found {describe(value)}", value, "a mapping",
+                        where, "Write {kind: exact, column: answer}")  # fmt: skip
+            return None
+        kind, kinds = value.get("kind"), " or ".join((*TERMS, *LATER))
+        at = _at(value, "kind") or where
+        if kind in LATER:
+            self.refuse(f"{name}.kind", f"{kind} is not built yet", kind, where=at)
+            return None
+        if not isinstance(kind, str) or kind not in TERMS:
+            if kind is not BROKEN:
+                what = "is missing" if "kind" not in value else f"has no choice {describe(kind)}"
+                near = difflib.get_close_matches(str(kind).lower(), TERMS, n=1)
+                hint = f"Did you mean {near[0]}?" if near else None
+                self.refuse(f"{name}.kind", what, kind, kinds, at, hint)
+            return None
+        options = (WEIGHT, *TERMS[kind])
+        self.unknown(value, name, kind, options)
+        read = {option.name: self.parameter(value, option, name, where) for option in options}
+        if self.found.bad & {f"{name}.{option.name}" for option in options}:
+            return None
+        return {"kind": kind} | read
+
+    def parameter(
+        self, term: Mapping[str, Any], option: Option, name: str, where: Where | None
+    ) -> Any:
+        called = f"{name}.{option.name}"
+        value, at = term.get(option.name), _at(term, option.name) or where
+        if value is BROKEN:
+            self.found.bad.add(called)
+            return None
+        if value is None and option.default is not None:
+            return option.default
+        if value is None:
+            self.refuse(called, "is missing", where=where, hint=option.help)
+            return None
+        if option.name == "bundle":
+            return self.bundle(called, Statement(value, at))
+        typed, problem = check(replace(option, name=called), value, where=at)
+        if problem is not None:
+            self.found.refuse(problem)
+        elif option.name == "column" and self.dataset is not None:
+            self.column(called, typed, at)
+        return typed
+
+    def unknown(
+        self, term: Mapping[str, Any], name: str, kind: str, options: tuple[Option, ...]
+    ) -> None:
+        names = ["kind", *(option.name for option in options)]
+        for key in term:
+            if key not in names:
+                where = term.where_key(key) if isinstance(term, SourcedMapping) else None
+                near = difflib.get_close_matches(str(key).replace("_", ""), names, n=1)
+                message = f"there is no parameter {name}.{key} of kind {kind}"
+                hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(names[1:])}"
+                self.found.refuse(Problem(f"{name}.{key}", message, key, where=where, hint=hint))
+                if near:
+                    self.found.bad.add(f"{name}.{near[0]}")
+
+    def column(self, called: str, column: str, where: Where | None) -> None:
+        known = {*_ADDED, *(self.dataset.columns if self.dataset is not None else ())}
+        if column not in known:
+            near = difflib.get_close_matches(column, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else None
+            message = f"{column} is no column of the dataset"
+            self.refuse(called, message, column, " or ".join(sorted(known)), where, hint)
+
+    def bundle(self, called: str, statement: Statement) -> BundleInfo | None:
+        found: BundleInfo | None = look(self.found, called, self.registry.bundle, statement)
+        return found
+
+    def finish(self, term: dict[str, Any], name: str, where: Where | None) -> dict[str, Any]:
+        """The term with a bundle's module checked and its id in the bundle's place."""
+        bundle: BundleInfo | None = term.get("bundle")
+        if bundle is None:
+            return term
+        if term["module"] not in bundle.modules:
+            near = difflib.get_close_matches(term["module"], bundle.modules, n=1)
+            hint = f"Did you mean {near[0]}?" if near else None
+            whose = bundle.name or bundle.bundle_id[:12]
+            message = f"{term['module']} is no module of bundle {whose}"
+            allowed = " or ".join(bundle.modules) or None
+            self.refuse(name, message, term["module"], allowed, where, hint)
+        return term | {"bundle": bundle.bundle_id}
+
+
+def read_reward(
+    found: Document, registry: Registry, dataset: DatasetInfo | None, workload_grader: str | None
+) -> Reward:
+    """The reward of a reinforcement run: the stated one, else a grader's, else json-label-match.
+
+    A grader that only an evaluation could use is refused by name, since it would have to score.
+    """
+    reader = _Reader(found, registry, dataset)
+    stated = found.options.get(REWARD)
+    if stated is not None and stated.value is not None:
+        return _finished(_terms(reader, stated), "stated")
+    if "reward" in found.bad:
+        return Reward()
+    grader = found.options.get("grader")
+    if grader is not None and isinstance(grader.value, str):
+        return _of_grader(reader, grader, "grader", "the run's grader")
+    if workload_grader is not None:
+        return _of_grader(reader, Statement(workload_grader), "reward", "the workload's grader")
+    return _finished([parse_grader(DEFAULT_GRADER).as_term()], "default")
+
+
+def grader_with_id(
+    found: Document, registry: Registry, statement: Statement, name: str
+) -> str | None:
+    """The grader string as it is recorded, a bundle by its id; ``None`` where it is refused."""
+    read = parse_grader(statement.value)
+    if read.kind != "bundle":
+        return str(read)
+    term = _rule(_Reader(found, registry, None), read, name, statement.where)
+    return None if term is None else f"bundle:{term['bundle']}#{read.module}:{read.function}"
+
+
+def _terms(reader: _Reader, stated: Statement) -> list[dict[str, Any]]:
+    reward = stated.value
+    if not isinstance(reward, Mapping):
+        reader.refuse("reward", f"needs a mapping, found {describe(reward)}", reward, "a mapping",
+                      stated.where, "Write {terms: [{kind: exact, column: answer}]}")  # fmt: skip
+        return []
+    for key in reward:
+        if key != "terms":
+            where = reward.where_key(key) if isinstance(reward, SourcedMapping) else None
+            message = f"there is no field config.reward.{key}"
+            hint = "Did you mean terms?"
+            reader.found.refuse(Problem(f"config.reward.{key}", message, key, None, where, hint))
+    terms, where = reward.get("terms"), _at(reward, "terms") or stated.where
+    if terms is BROKEN or (terms is None and len(reward)):
+        return []
+    if isinstance(terms, str | Mapping) or not isinstance(terms, list | tuple) or not terms:
+        what = "an empty list" if terms == [] else describe(terms)
+        reader.refuse("reward.terms", f"needs a list of terms, found {what}", terms, None, where)
+        return []
+    read = []
+    for index, value in enumerate(terms):
+        at = terms.where_item(index) if isinstance(terms, SourcedList) else None
+        name = f"reward.terms[{index}]"
+        term = reader.term(value, name, at or where)
+        if term is not None:
+            place = _at(value, "module") or at or where
+            read.append(reader.finish(term, f"{name}.module", place))
+    return read
+
+
+def _at(mapping: object, key: str) -> Where | None:
+    return mapping.where_value(key) if isinstance(mapping, SourcedMapping) else None
+
+
+def _of_grader(reader: _Reader, statement: Statement, name: str, whose: str) -> Reward:
+    try:
+        read = parse_grader(statement.value, name)
+    except Refused:  # refused as a grader already
+        return Reward()
+    if read.kind in ("model", "http"):
+        what = "a judge" if read.kind == "model" else "an http endpoint"
+        message = f"{statement.value} would be this run's reward, and {what} as one is not built"
+        hint = "State config.reward; the grader then only serves evaluations"
+        reader.refuse(name, f"{message} yet", statement.value, where=statement.where, hint=hint)
+        return Reward()
+    if read.kind == "json-label-match":
+        return _finished([read.as_term()], whose)
+    term = _rule(reader, read, name, statement.where)
+    return _finished([term] if term is not None else [], whose)
+
+
+def _rule(
+    reader: _Reader, read: GraderSpec, name: str, where: Where | None
+) -> dict[str, Any] | None:
+    bundle = reader.bundle(name, Statement(read.ref, where))
+    if bundle is None:
+        return None
+    term = {"kind": "rule", "weight": 1.0, "bundle": bundle, "module": read.module,
+            "function": read.function}  # fmt: skip
+    return reader.finish(term, name, where)
+
+
+def _finished(terms: list[dict[str, Any]], origin: str) -> Reward:
+    return Reward(terms, [_for_job(term, terms, n) for n, term in enumerate(terms)], origin)
+
+
+def _for_job(term: dict[str, Any], terms: list[dict[str, Any]], index: int) -> dict[str, Any]:
+    """The term under the parameter names of Python, with a name of its own among the terms."""
+    names = [_called(each) for each in terms]
+    earlier = names[:index].count(names[index])
+    name = f"{names[index]}-{earlier + 1}" if earlier else names[index]
+    spelt = {"maxChars": "max_chars"}
+    return {spelt.get(key, key): value for key, value in term.items()} | {"name": name}
+
+
+def _called(term: Mapping[str, Any]) -> str:
+    if term["kind"] != "rule":
+        return str(term["kind"])
+    plain_name = term["function"] == "compute_score"
+    return str(term["module"]) if plain_name else f"{term['module']}:{term['function']}"
