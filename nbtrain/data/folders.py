@@ -49,9 +49,13 @@ class HalfFolder:
         self._places = array("Q")
         self._breaks = array("Q")  # pairs: the row, and its line where that is no step of one
         self._next_line = 1
-        self._file: BinaryIO = self._open(ROWS)
-        # Held while this process lives, so that nobody sweeps the folder away.
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            self._file: BinaryIO = self._open(ROWS)
+            # Held while this process lives, so that nobody sweeps the folder away.
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        except OSError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def add(self, data: bytes, line: int) -> None:
         """Write one row, which stands on ``line`` of its source. Raises ``OSError``."""

@@ -126,7 +126,7 @@ def read_table(table: object, findings: Findings, progress: Progress | None = No
     """The rows of a DataFrame or an iterable of dicts, counted from 1, as :func:`read_jsonl`.
 
     NumPy scalars and arrays become Python values, tuples become lists, a missing cell of a
-    nullable column (``pd.NA``) becomes null; NaN is refused. Raises :class:`Unreadable` for
+    nullable or text column becomes null; NaN among numbers is refused. Raises :class:`Unreadable` for
     anything else.
     """
     records, total = _records(table)
@@ -163,9 +163,14 @@ def _records(table: object) -> tuple[Iterable[Any], int]:
 
 
 def _frame_records(frame: Any) -> Iterator[Any]:
+    texts = [name for name, kind in frame.dtypes.items() if type(kind).__name__ == "StringDtype"]
     # In pieces: a frame is not copied as a whole into Python objects.
     for start in range(0, len(frame), _EVERY):
-        yield from frame.iloc[start : start + _EVERY].to_dict("records")
+        records = frame.iloc[start : start + _EVERY].to_dict("records")
+        for record in records:
+            # pandas keeps a missing text as NaN, which no text column can hold otherwise.
+            record.update({name: None for name in texts if isinstance(record[name], float)})
+        yield from records
 
 
 def _plain_row(record: Mapping[Any, Any], number: int, findings: Findings) -> Row | None:
