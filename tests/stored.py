@@ -35,12 +35,17 @@ def create(
     )
     store = store_of(client)
     row = store.create_run(new_id(), plan={}, resolved=view.plan)
+    host(store, row.key, 1)
+    return Run(store, row)
+
+
+def host(store: Store, run_key: int, attempt: int) -> None:
+    """Take up an attempt as if this very process were its host."""
     who = process_identity(os.getpid())
     assert who is not None
-    store.start_attempt(
-        row.key, 1, host_pid=who.pid, host_start_time=who.start_time, boot_id=who.boot_id
+    assert store.start_attempt(
+        run_key, attempt, host_pid=who.pid, host_start_time=who.start_time, boot_id=who.boot_id
     )
-    return Run(store, row)
 
 
 def writer(run: Run) -> RunWriter:
@@ -197,11 +202,7 @@ def create_supervised(
     row = store.create_run(
         new_id(), plan={}, resolved=data, config_name="r8-e2", description="triage of mail"
     )
-    who = process_identity(os.getpid())
-    assert who is not None
-    store.start_attempt(
-        row.key, 1, host_pid=who.pid, host_start_time=who.start_time, boot_id=who.boot_id
-    )
+    host(store, row.key, 1)
     return Run(store, row)
 
 

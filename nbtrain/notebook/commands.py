@@ -16,6 +16,7 @@ from nbtrain.notebook.line import Flag, ParsedLine, Word, parse
 from nbtrain.notebook.names import Names
 from nbtrain.notebook.option_table import OptionTable
 from nbtrain.notebook.refusals import CellRefused
+from nbtrain.plan.descriptor import METHODS
 from nbtrain.plan.fields import Mode
 from nbtrain.plan.listing import model_options
 from nbtrain.plan.source import in_order
@@ -25,9 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["run_command", "wrong_line"]
 
+_IDS = ["run_id", "checkpoint_id", "config_hash", "dataset_id", "model_id", "workload_id"]
+_OWN_ID = ["dataset_id", "model_id", "workload_id", "run_id"]
+"""The column that identifies a row of a table: the first of these that it has."""
 _USE = (
     "a run is started by a cell that begins with %%train; "
-    "%train list | show | watch | wait | cancel | checkpoints | options | help"
+    "%train list | show | watch | wait | cancel | checkpoints | options | datasets | models | "
+    "workloads | help"
 )
 
 
@@ -53,7 +58,7 @@ def run_command(shell: Any, text: CellText) -> Any:
     if not least <= len(rest) <= most:
         needed = "a run: a name, an id or a prefix"
         if not least and word.text not in _OF_A_RUN:
-            needed = "no more words"
+            needed = "one name at most" if most else "no more words"
         told = f"%train {word.text} takes {needed}, found {len(rest)} words"
         problems.append(Problem("line", told, where=(rest[-1] if rest else word).where))
     values = [_reference(item, names, problems) for item in rest]
@@ -124,10 +129,11 @@ def _for_reading(table: pd.DataFrame, first: tuple[str, ...]) -> pd.DataFrame:
     """The table with ``first`` in front, and ids cut to prefixes, which also stand for names."""
     rest = [name for name in table.columns if name not in first]
     table = table[[*first, *rest]].copy()
-    for name in table.columns.intersection(["run_id", "checkpoint_id", "config_hash"]):
+    for name in table.columns.intersection(_IDS):
         table[name] = table[name].astype(object).str[:12]
-    for name in table.columns.intersection(["name"]):
-        table[name] = table[name].astype(object).fillna(table["run_id"])
+    own = next(iter(table.columns.intersection(_OWN_ID)), None)
+    for name in table.columns.intersection(["name"] if own else []):
+        table[name] = table[name].astype(object).fillna(table[own])
     return table
 
 
@@ -166,8 +172,9 @@ def _cancel(_: Any, refs: list[Any], __: ParsedLine) -> None:
 
 
 def _checkpoints(_: Any, refs: list[Any], __: ParsedLine) -> Any:
-    first = ("step_index", "held_out_reward", "round_completed", "kind", "checkpoint_id")
-    return _for_reading(_run(refs[0]).checkpoints, first)
+    table = _run(refs[0]).checkpoints
+    score = next(name for name in ("held_out_reward", "validation_loss") if name in table)
+    return _for_reading(table, ("step_index", score, "round_completed", "kind", "checkpoint_id"))
 
 
 def _diagnose(_: Any, refs: list[Any], __: ParsedLine) -> Any:
@@ -189,7 +196,42 @@ def _options(_: Any, models: list[Any], line: ParsedLine) -> Any:
         mode = "training" if word.text == "training" else "evaluation"
     given = models[0] if models else client.base_models.list()[0].slug
     model = client.base_models.get(given)._model
+    method = line.values.get("--method")
+    if method is not None and method.text not in METHODS:
+        told = f"--method is {method.text!r}"
+        allowed = ", ".join(METHODS)
+        raise Refused([Problem("--method", told, method.text, allowed, method.where)])
+    if method is not None and method.text == "sft":
+        return OptionTable.supervised(model)
     return OptionTable(model_options(model, mode), model, mode)
+
+
+def _datasets(_: Any, refs: list[Any], __: ParsedLine) -> Any:
+    datasets = default_client().datasets
+    if _one(refs):
+        return datasets.rows(refs[0], limit=5)
+    return _for_reading(datasets.list().to_frame(), ("name", "rows", "columns", "dataset_id"))
+
+
+def _models(_: Any, refs: list[Any], __: ParsedLine) -> Any:
+    models = default_client().models
+    if _one(refs):
+        return models.get(refs[0])
+    first = ("name", "base_model_slug", "method", "step", "model_id")
+    return _for_reading(models.list().to_frame(), first)
+
+
+def _workloads(_: Any, refs: list[Any], __: ParsedLine) -> Any:
+    workloads = default_client().workloads
+    if _one(refs):
+        return workloads.get(refs[0])
+    first = ("name", "train", "held_out", "base_model", "workload_id")
+    return _for_reading(workloads.list().to_frame(), first)
+
+
+def _one(refs: list[Any]) -> bool:
+    """Whether one thing is asked for; ``list`` says the same as nothing."""
+    return bool(refs) and refs[0] != "list"
 
 
 def _number(line: ParsedLine, flag: str) -> float | None:
@@ -209,7 +251,8 @@ def _number(line: ParsedLine, flag: str) -> float | None:
 _LIMIT = Flag("--limit", "N", "how many runs at most")
 _TIMEOUT = Flag("--timeout", "SECONDS", "how long to wait at most")
 _MODE = Flag("--mode", "MODE", "training or evaluation")
-_ALL_FLAGS = (_LIMIT, _TIMEOUT, _MODE)
+_METHOD = Flag("--method", "METHOD", "whose options: gspo, grpo or sft")
+_ALL_FLAGS = (_LIMIT, _TIMEOUT, _MODE, _METHOD)
 
 _OF_A_RUN = frozenset(("show", "watch", "wait", "checkpoints", "diagnose", "estimate"))
 """Commands that without a run take the one at hand."""
@@ -225,6 +268,9 @@ _COMMANDS: dict[str, tuple[tuple[Flag, ...], int, int, _Command]] = {
     "checkpoints": ((), 0, 1, _checkpoints),
     "diagnose": ((), 0, 1, _diagnose),
     "estimate": ((), 0, 1, _estimate),
-    "options": ((_MODE,), 0, 1, _options),
+    "options": ((_MODE, _METHOD), 0, 1, _options),
+    "datasets": ((), 0, 1, _datasets),
+    "models": ((), 0, 1, _models),
+    "workloads": ((), 0, 1, _workloads),
     "help": ((), 0, 0, _help),
 }

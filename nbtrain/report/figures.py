@@ -21,7 +21,7 @@ HELD_OUT = "#d95f02"
 RATE = "#6e7781"
 _GRID = "#d9d9d9"
 _POINTS = 240  # more cannot be told apart on 640 pixels
-_COLOURS = 32  # of the palette the PNG is reduced to; with 16 thin lines lose their hue
+_COLOURS = 16  # of the palette the PNG is reduced to, for each axes: a third of the bytes
 
 
 def reward_figure(
@@ -177,7 +177,8 @@ def png(figure: Any) -> bytes:
     image = Image.frombuffer(
         "RGBA", figure.canvas.get_width_height(), bytes(figure.canvas.buffer_rgba())
     )
-    small = image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+    colours = _COLOURS * max(1, len(figure.axes))
+    small = image.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
     small.save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()

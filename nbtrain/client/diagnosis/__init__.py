@@ -10,6 +10,7 @@ from nbtrain.client.diagnosis.errors import RULES as ERRORS
 from nbtrain.client.diagnosis.facts import Facts, gather
 from nbtrain.client.diagnosis.learning import RULES as LEARNING
 from nbtrain.client.diagnosis.measured import RULES as MEASURED
+from nbtrain.client.diagnosis.naming import as_descriptor
 from nbtrain.client.diagnosis.rewards import RULES as REWARDS
 from nbtrain.client.diagnosis.signal import RULES as SIGNAL
 from nbtrain.client.diagnosis.state import RULES as STATE
@@ -67,7 +68,6 @@ _FOLLOWS_PROBLEM: dict[str, tuple[str, ...]] = {
     "memorising": ("learning",),
     "no gradient": ("flat loss", "small learning rate"),
     "small learning rate": ("flat loss",),
-    "smoke check": ("nothing to learn",),
 }
 """What follows only where the cause is a problem."""
 
@@ -77,8 +77,10 @@ def diagnose(facts: Facts) -> Diagnosis:
     from them.
     """
     rules = SUPERVISED if facts.method == SFT else RULES
-    found = [finding for rule in rules for finding in rule(facts)]
-    return Diagnosis(facts.title, _causes(found))
+    found = _causes([finding for rule in rules for finding in rule(facts)])
+    if facts.door == "descriptor":
+        found = as_descriptor(found, facts.method)
+    return Diagnosis(facts.title, found)
 
 
 def _causes(found: Sequence[Finding]) -> list[Finding]:

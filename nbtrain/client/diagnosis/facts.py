@@ -58,6 +58,7 @@ class Facts:
     call. Times are seconds since 1970; ``waiting_since`` is when the phase began, ``waits_for``
     what it said, and ``activity`` what the job says it does now.
 
+    ``door`` says by what names its options were stated.
     ``losses`` are (step, loss) of every step of a supervised run, which has neither rewards nor
     trajectories; its ``train_tasks`` are rows. ``validates`` says whether it has a validation
     dataset, ``smoke`` whether it is a smoke check, ``verdict`` what that found.
@@ -91,6 +92,7 @@ class Facts:
     tools: Sequence[str] = ()
     method: str = "gspo"
     admission: str = "filtered"
+    door: str = "options"
     losses: Sequence[tuple[int, float | None]] = ()
     validates: bool = True
     smoke: bool = False
@@ -208,6 +210,7 @@ def gather(store: Store, row: StoredRun, seen: Liveness | None = None) -> Facts:
         rounds=rounds,
         method=row.method,
         admission=plan.get("admission") or "filtered",
+        door=plan.get("door") or "options",
         validates=bool(plan.get("validation_dataset")),
         smoke=bool(plan.get("smoke")),
         checks=row.checks,

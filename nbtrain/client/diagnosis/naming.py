@@ -1,0 +1,46 @@
+"""What a finding calls an option: a descriptor's reader knows its fields by other names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from nbtrain.report.findings import Finding
+
+__all__ = ["as_descriptor"]
+
+
+@lru_cache(maxsize=8)
+def _fields(method: str) -> dict[str, str]:
+    """The descriptor's field by the name of the setting that it becomes."""
+    from nbtrain.plan.descriptor import FIELDS
+
+    found: dict[str, str] = {}
+    for field in FIELDS.values():
+        setting = field.setting if method == "sft" else field.rl_setting
+        if setting is not None and method in field.methods:
+            found[setting] = field.name
+    return found
+
+
+def as_descriptor(findings: Iterable[Finding], method: str) -> list[Finding]:
+    """The findings with options under their descriptor's names, where it has them."""
+    names = _fields(method)
+    # a name of one word, such as epochs, is also a word of a sentence
+    long = [re.escape(name) for name in names if "_" in name]
+    word = re.compile(rf"\b(?:{'|'.join(long)})\b(?!\()") if long else None
+
+    def told(text: str) -> str:
+        return text if word is None else word.sub(lambda found: names[found[0]], text)
+
+    return [
+        replace(
+            finding,
+            sentence=told(finding.sentence),
+            suggestion=told(finding.suggestion),
+            options=tuple(names.get(option, option) for option in finding.options),
+        )
+        for finding in findings
+    ]
