@@ -137,7 +137,7 @@ class Finder:
         return None
 
     def _generated_from(self, index: int, own: Region) -> int:
-        """Where the generation prompt ends in the whole rendering, at most where ``own`` starts.
+        """Where the generation prompt ends in the whole rendering.
 
         Where the prompt says more than the whole does (an opening of a thought, say), only what
         both have counts as prompt.
@@ -147,18 +147,32 @@ class Finder:
         if opened and text.startswith(opened):
             # Some templates write the beginning of the reply into the prompt.
             return len(opened)
+        latest = min(own.start, self._plain_start(index, own.start))
         before = self.regions[index - 1] if index else None
         said = self._end_in_prompt(index) if before is not None else None
         if opened is None or before is None or said is None:
             earliest = max((r.end for r in self.regions[:index] if r is not None), default=0)
-            return _after_prompt(text, self._renderer.habits.prompt, earliest, own.start)
+            return _after_prompt(text, self._renderer.habits.prompt, earliest, latest)
         shown = opened[said:]
         matching = 0
-        for a, b in zip(shown, text[before.end : own.start], strict=False):
+        for a, b in zip(shown, text[before.end : latest], strict=False):
             if a != b:
                 break
             matching += 1
         return before.end + matching
+
+    def _plain_start(self, index: int, otherwise: int) -> int:
+        """Where a plain reply in the place of one with calls would begin to differ from it.
+
+        What the template writes around calls may begin with the same character as the rest of
+        the generation prompt.
+        """
+        message = self._messages[index]
+        if not message.get("tool_calls"):
+            return otherwise
+        plain = [{"role": message["role"], "content": self._said(one)} for one in SENTINELS]
+        region = self._changed_whole(index, plain)
+        return otherwise if region is None else region.start
 
     def _end_in_prompt(self, index: int) -> int | None:
         """Where the message before ``index`` ends in the rendering of the prompt for ``index``."""
