@@ -13,10 +13,9 @@ from nbtrain.client.listing import Listing
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DatasetRow", "RowPage", "parts_html"]
+__all__ = ["DatasetRow", "RowPage"]
 
 _CELL = "text-align:left;vertical-align:top;padding:2px 10px 2px 0;white-space:pre-wrap"
-_TRAINED = "background:#1a7f3733;border-bottom:2px solid #1a7f37"
 _SHORT = 200
 _COLUMNS = ("index", "line", "messages", "tokens", "trained_tokens", "duplicates", "refused")
 
@@ -26,9 +25,9 @@ class DatasetRow:
     """One row. ``index`` counts from 0, ``line`` is its physical line in the registered file.
 
     ``row`` holds the values as they are. With a model, ``tokens`` counts the row's tokens,
-    ``trained_tokens`` those in the loss, ``parts`` the rendered text in pieces, each with whether
-    it is trained; ``refused`` is why the row cannot be trained on. ``duplicates`` are the
-    positions of other rows with the same messages.
+    ``trained_tokens`` those in the loss, and ``marked`` is the text that the model reads, what is
+    trained between ``[[`` and ``]]``; ``refused`` is why the row cannot be trained on.
+    ``duplicates`` are the positions of other rows with the same messages.
     """
 
     index: int
@@ -37,15 +36,8 @@ class DatasetRow:
     duplicates: tuple[int, ...] = ()
     tokens: int | None = None
     trained_tokens: int | None = None
-    parts: tuple[tuple[str, bool], ...] = ()
+    marked: str | None = None
     refused: str | None = None
-
-    @property
-    def marked(self) -> str | None:
-        """The rendered text with what is trained between ``[[`` and ``]]``; needs a model."""
-        if not self.parts:
-            return None
-        return "".join(f"[[{text}]]" if trained else text for text, trained in self.parts)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -59,8 +51,8 @@ class DatasetRow:
 
     def text(self) -> str:
         """What is shown of it: the marked text, else its messages by role."""
-        if self.parts:
-            return self.marked or ""
+        if self.marked is not None:
+            return self.marked
         told = [f"{message.get('role')}: {_content(message)}" for message in self.messages]
         return "\n".join(told)
 
@@ -110,18 +102,11 @@ class RowPage(Listing[DatasetRow]):
 
 
 def _html_row(row: DatasetRow) -> str:
-    text = parts_html(row.parts) if row.parts else html.escape(row.text())
     refused = f"<div>refused: {html.escape(row.refused)}</div>" if row.refused else ""
     return (
         f'<tr><td style="{_CELL}">{html.escape(row._head())}</td>'
-        f'<td style="{_CELL}">{text}{refused}</td></tr>'
+        f'<td style="{_CELL}">{html.escape(row.text())}{refused}</td></tr>'
     )
-
-
-def parts_html(parts: Sequence[tuple[str, bool]]) -> str:
-    """Text in pieces, what is trained coloured."""
-    told = ((html.escape(text), trained) for text, trained in parts)
-    return "".join(f'<span style="{_TRAINED}">{t}</span>' if on else t for t, on in told)
 
 
 def _content(message: Mapping[str, Any]) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.client.dataset_analysis import DatasetAnalysis, RowPreview, loss_rules
+from nbtrain.client.dataset_rows import DatasetRow, RowPage
 from nbtrain.client.listing import Listing
+from nbtrain.errors import Problem, Refused
+from nbtrain.plan.fields import describe, plain, span
 
 if TYPE_CHECKING:
+    from nbtrain.catalog import BaseModel
     from nbtrain.client.parts import Parts
     from nbtrain.data.datasets import Dataset
 
@@ -108,9 +114,135 @@ class Datasets:
         columns = ("name", "dataset_id", "rows", "columns")
         return Listing([DatasetItem(found) for found in self._parts.datasets.list()], columns)
 
+    def rows(
+        self,
+        ref: object,
+        offset: int = 0,
+        limit: int = 25,
+        *,
+        search: str | None = None,
+        model: object = None,
+        loss: object = None,
+    ) -> RowPage:
+        """A page of rows from position ``offset`` on, at most 100 of them.
+
+        ``search`` narrows to rows in which these words follow one another in one message,
+        whatever the case, and ``offset`` then skips so many of those. With a base ``model`` each
+        row has its tokens, and the text that trains under ``loss`` is marked. Raises
+        :class:`Refused` for numbers out of bounds and a ``loss`` that is none.
+        """
+        dataset = self.get(ref)._dataset
+        _check_page(offset, limit, search)
+        if search is None:
+            places = list(range(offset, min(offset + limit, dataset.rows)))
+            found = dict(zip(places, dataset.page(offset, limit), strict=True))
+        else:
+            places = dataset.search(search, offset, limit)
+            found = {place: dataset.page(place, 1)[0] for place in places}
+        same = dataset.duplicates
+        seen = {} if model is None else self._seen(dataset, places, model, loss)
+        rows = [
+            DatasetRow(
+                place,
+                dataset.line_of(place),
+                row,
+                tuple(other for other in same.get(place, ()) if other != place),
+                **seen.get(place, {}),
+            )
+            for place, row in found.items()
+        ]
+        return RowPage(rows, _title(dataset, rows, search))
+
+    def _seen(
+        self, dataset: Dataset, places: Sequence[int], model: object, loss: object
+    ) -> dict[int, dict[str, Any]]:
+        """What a model reads of these rows; the side process is asked once where they adjoin."""
+        base, rules, side = self._base_model(model), loss_rules(loss), self._parts.side
+        if places and places[-1] - places[0] == len(places) - 1:
+            told = side.rows(dataset, base, rules, places[0], len(places))
+        else:
+            told = [row for place in places for row in side.rows(dataset, base, rules, place, 1)]
+        return {
+            row["row"]: {
+                "tokens": row["tokens"],
+                "trained_tokens": row["trained"],
+                "marked": row["text"],
+                "refused": "; ".join(row["refused"]) or None,
+            }
+            for row in told
+        }
+
+    def analyze(
+        self,
+        ref: object,
+        model: object,
+        *,
+        max_length: int = 2048,
+        loss: object = None,
+        told: Callable[[int], None] | None = None,
+    ) -> DatasetAnalysis:
+        """Lengths in tokens under a base model's own template, and rows that cannot be trained on.
+
+        ``max_length`` is what rows are compared with; ``loss`` is a mapping of a descriptor's
+        ``loss`` group (``{"assistantTurns": "all"}``), by default its defaults. ``told`` is called
+        with the number of rows done. It reads every row: minutes for 100,000. Raises
+        :class:`Refused` for what is no loss or length.
+        """
+        if not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 1:
+            message = f"max_length is {describe(max_length)}"
+            raise Refused([Problem("max_length", message, plain(max_length), "at least 1")])
+        dataset, base, rules = self.get(ref)._dataset, self._base_model(model), loss_rules(loss)
+        found = self._parts.side.analyze(dataset, base, rules, max_length, told)
+        return DatasetAnalysis(found, dataset.name or dataset.dataset_id[:12], base.slug)
+
+    def preview(
+        self, ref: object, row: int = 0, model: object = None, *, loss: object = None
+    ) -> RowPreview:
+        """One row, counted from 0, as a base model reads it, with what trains coloured.
+
+        Raises :class:`Refused` naming the line of a row that cannot be trained on, and
+        ``IndexError`` for one that there is not.
+        """
+        if model is None:
+            message = "model is missing: the base model by whose template the row is read"
+            raise Refused([Problem("model", message)])
+        dataset, base, rules = self.get(ref)._dataset, self._base_model(model), loss_rules(loss)
+        return RowPreview(**self._parts.side.preview(dataset, base, rules, row))
+
+    def _base_model(self, model: object) -> BaseModel:
+        return self._parts.registry.base_model(model)
+
     def name(self, name: str, ref: object) -> DatasetItem:
         """Let ``name`` mean this dataset from now on; runs keep what they were started on.
 
         Raises :class:`NotFound`, and :class:`Refused` for what cannot be a name.
         """
         return DatasetItem(self._parts.datasets.move(name, self.get(ref)._dataset))
+
+
+def _check_page(offset: object, limit: object, search: object) -> None:
+    bounds: dict[str, tuple[Any, int, int | None]] = {
+        "offset": (offset, 0, None),
+        "limit": (limit, 1, _MOST_ROWS),
+    }
+    problems = []
+    for name, (value, low, high) in bounds.items():
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not low <= value <= (value if high is None else high):
+            message = f"{name} is {describe(value)}"
+            problems.append(Problem(name, message, plain(value), span(low, high)))
+    if search is not None and not (isinstance(search, str) and search.strip()):
+        message = f"search is {describe(search)}"
+        problems.append(Problem("search", message, plain(search), "a word, or several"))
+    if problems:
+        raise Refused(problems)
+
+
+def _title(dataset: Dataset, rows: list[DatasetRow], search: str | None) -> str:
+    name = dataset.name or dataset.dataset_id[:12]
+    if search is not None:
+        count = len(rows)
+        return f"{count:,} row{'' if count == 1 else 's'} of {name} with {search!r}"
+    if not rows:
+        return f"no rows of {name} there; it has {dataset.rows:,}"
+    return f"rows {rows[0].index:,} to {rows[-1].index:,} of {dataset.rows:,} of {name}"

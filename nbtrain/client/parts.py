@@ -12,6 +12,7 @@ from nbtrain.errors import NotFound
 if TYPE_CHECKING:
     from nbtrain.catalog import Catalog
     from nbtrain.client.registry import ClientRegistry
+    from nbtrain.client.side import SideProcess
     from nbtrain.data.datasets import DatasetRegistry
     from nbtrain.rewards.bundles import BundleRegistry
     from nbtrain.store import Store
@@ -61,6 +62,13 @@ class Parts:
         from nbtrain.rewards.bundles import BundleRegistry
 
         return BundleRegistry(self.store)
+
+    @property
+    def side(self) -> SideProcess:
+        """The process that answers what needs a tokenizer."""
+        from nbtrain.client.side import side_process
+
+        return side_process(self.store.home)
 
     def run(self, ref: object) -> Run:
         """The run that a Run, a name, an id or a prefix means."""

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbtrain.client import Client
+from nbtrain.client.descriptors import is_descriptor
 from nbtrain.client.resolved import ResolvedView
 from nbtrain.errors import PlanRefused, Problem
 from nbtrain.notebook.flags import LATER, TRAIN
 from nbtrain.notebook.line import ParsedLine, Word, parse
 from nbtrain.notebook.refusals import CellRefused
 from nbtrain.plan import source
+from nbtrain.plan.source import SourcedMapping
 
 __all__ = ["Cell", "CellText", "read_cell", "value_of"]
 
@@ -44,22 +46,34 @@ class Cell:
     into: str | None = None
     wait: bool = False
     dry_run: bool = False
+    check: bool = False
     new: bool = False
     places: dict[str, Word] = field(default_factory=dict)
 
     def resolve(self, client: Client) -> ResolvedView:
         """The resolved plan. Raises :class:`CellRefused` with every problem."""
+        stated: dict[str, Any] = {
+            "descriptor" if is_descriptor(self.body) else "options": self.body
+        }
         try:
-            return client.training.resolve(options=self.body, **self.beside)
+            return client.training.resolve(**stated, **self.beside)
         except PlanRefused as error:
-            raise refused(self.text, [self._placed(p) for p in error.problems]) from None
+            raise self.refusal(error) from None
+
+    def refusal(self, error: PlanRefused) -> CellRefused:
+        """The plan's refusal with places in the cell."""
+        return refused(self.text, [self._placed(p) for p in error.problems])
 
     def _placed(self, problem: Problem) -> Problem:
-        """A problem with something that stands on the line gets its place there."""
-        word = self.places.get(problem.field)
-        if word is None or problem.where is not None or problem.field in self.body:
+        """A problem without a place gets that of its key, else that of its word on the line."""
+        if problem.where is not None:
             return problem
-        return replace(problem, where=word.where)
+        if problem.field in self.body:
+            body = self.body
+            where = body.where_value(problem.field) if isinstance(body, SourcedMapping) else None
+            return replace(problem, where=where)
+        word = self.places.get(problem.field)
+        return problem if word is None else replace(problem, where=word.where)
 
 
 def read_cell(text: CellText, names: Mapping[str, object]) -> Cell:
@@ -76,6 +90,8 @@ def read_cell(text: CellText, names: Mapping[str, object]) -> Cell:
         elif flag.field and line.has(flag.name):
             beside[flag.field] = True
     into = _variable(line, problems)
+    if line.has("--check") and not line.has("--dry-run"):
+        problems.append(_check_alone(line.switches["--check"]))
     try:
         body = source.parse(text.body, names=names, offset_lines=1, empty_ok=True, defer=True)
     except PlanRefused as error:
@@ -89,10 +105,14 @@ def read_cell(text: CellText, names: Mapping[str, object]) -> Cell:
         into=into,
         wait=line.has("--wait"),
         dry_run=line.has("--dry-run"),
+        check=line.has("--check"),
         new=line.has("--new"),
-        places={name: _place(line, flag) for name, flag in _FIELDS.items() if name in beside},
+        places=_places(line, beside),
     )
 
+
+_CALLED = {"base_model_slug": "baseModel", "algorithm": "method"}
+"""What a descriptor calls that which the line states."""
 
 _ARGUMENTS = {
     "workload": "bench_id",
@@ -102,6 +122,18 @@ _ARGUMENTS = {
     "load_weights_only": "load_weights_only",
     "display_name": "display_name",
 }
+
+
+def _places(line: ParsedLine, beside: Mapping[str, Any]) -> dict[str, Word]:
+    """Where the line states what refusals of options and of descriptors name."""
+    places = {name: _place(line, flag) for name, flag in _FIELDS.items() if name in beside}
+    return places | {_CALLED[name]: word for name, word in places.items() if name in _CALLED}
+
+
+def _check_alone(word: Word) -> Problem:
+    told = "--check needs --dry-run: together they run the start checks alone"
+    hint = "A run that is started checks itself before its first update"
+    return Problem("--check", told, where=word.where, hint=hint)
 
 
 def _place(line: ParsedLine, flag: str) -> Word:

@@ -9,7 +9,8 @@ __all__ = ["LATER", "NOT_YET", "TRAIN", "help_text"]
 TRAIN = (
     Flag("--workload", "W", "what to train on: a name, an id or $object", "workload"),
     Flag("--model", "M", "the base model: nbtrain/tiny, a repository, a folder", "base_model_slug"),
-    Flag("--method", "gspo|grpo", "how the update is taken", "algorithm"),
+    Flag("--method", "gspo|grpo|sft", "how the model learns: from rewards, or from answers",
+         "algorithm"),
     Flag("--from", "CHECKPOINT", "go on from it: an id, a prefix or $object; what is not stated "
          "is inherited", "parent_checkpoint_id"),
     Flag("--weights-only", None, "with --from: its weights, with fresh training state",
@@ -20,19 +21,18 @@ TRAIN = (
     Flag("--wait", None, "return when the run is over, and fail if it failed; an interrupt only "
          "stops the waiting"),
     Flag("--dry-run", None, "show the resolved plan and what it will take; nothing is started"),
+    Flag("--check", None, "with --dry-run: the start checks alone, in a process of their own"),
     Flag("--new", None, "train again, even if a run of this name has the same plan"),
 )  # fmt: skip
 
 LATER = {
-    "--check": "start checks alone",
     "--small": "smaller batches for a first look",
     "--smoke": "learn a few rows by heart",
 }
 """Flags that are refused by name."""
 
 NOT_YET = (
-    "pause", "resume", "branch", "compare", "evaluate", "report", "workloads",
-    "datasets", "models", "doctor",
+    "pause", "resume", "branch", "compare", "evaluate", "report", "doctor",
 )  # fmt: skip
 """Subcommands of ``%train`` that are refused by name."""
 

@@ -10,10 +10,11 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 
 from nbtrain.client import Run, default_client
 from nbtrain.client.refusals import Detached
-from nbtrain.errors import NbtrainError, Refused
+from nbtrain.errors import NbtrainError, PlanRefused, Refused
 from nbtrain.notebook import live
 from nbtrain.notebook.cell import Cell, CellText, read_cell
 from nbtrain.notebook.commands import run_command, wrong_line
+from nbtrain.notebook.dry_run import dry_run
 from nbtrain.notebook.flags import help_text
 from nbtrain.notebook.names import Names
 from nbtrain.notebook.refusals import CellError, CellRefused
@@ -49,15 +50,12 @@ class TrainMagics(Magics):  # type: ignore[misc]
         client = default_client()
         view = plan.resolve(client)
         if plan.dry_run:
-            expected = view.estimate
-            both = {
-                "text/plain": f"{view!r}\n{expected!r}",
-                "text/html": view._repr_html_() + expected._repr_html_(),
-            }
-            self.shell.display_pub.publish(data=both, metadata={})
-            self._hand_over(view, plan.into)
+            self._hand_over(dry_run(self.shell, client, view, check=plan.check), plan.into)
             return
-        run, notes = self._start(plan, view)
+        try:
+            run, notes = self._start(plan, view)
+        except PlanRefused as error:
+            raise plan.refusal(error) from None
         self._hand_over(run, plan.into)
         shown = live.show(self.shell, run, notes)
         if plan.wait:
@@ -74,7 +72,9 @@ class TrainMagics(Magics):  # type: ignore[misc]
         num_steps: 60
         learning_rate: 5e-4
 
-    The body is YAML or JSON: one option a line (``%train options`` lists them), or nothing.
+    The body is YAML or JSON: one option a line (``%train options`` lists them), or nothing, or a
+    whole run descriptor, which begins with ``kind: run``. With ``--method sft`` the options are a
+    supervised run's: ``%train options --method sft``.
     A value that is exactly ``$name`` is the Python object of that name, on the line and in the
     body; ``$$`` at the start is a dollar. What the line states may stand in the body too, under
     the name in ``%train options``; stated twice, it must be equal.
@@ -89,6 +89,9 @@ class TrainMagics(Magics):  # type: ignore[misc]
     def _start(self, plan: Cell, view: Any) -> tuple[Run, tuple[str, ...]]:
         training = default_client().training
         same = None if plan.new else training.find_same(view)
+        before = None if same else training.find_submission(view)
+        if before is not None:
+            return before, (f"submissionId was started before: this is {before.title}",)
         if same is None:
             others = training.runs.still_running(view.plan.display_name)
             notes = [f"another {other.title} is still running" for other in others]
@@ -122,9 +125,13 @@ class TrainMagics(Magics):  # type: ignore[misc]
             %train cancel RUN                stop it; its checkpoints stay
             %train checkpoints RUN           its checkpoints with their held-out reward
             %train diagnose RUN              why nothing seems to happen
-            %train options [MODEL]           every option of %%train
+            %train options [MODEL]           every option of %%train; --method sft: those of a
+                                             supervised run
             %train estimate RUN              what a run like this takes; %%train --dry-run
                                              tells it of a plan that is not started
+            %train datasets [NAME]           registered datasets, or one and its first rows
+            %train models [NAME]             adapters that completed runs left
+            %train workloads [NAME]          what can be trained on
             %train help                      this text
 
         RUN is a name (its newest run), an id, a prefix of an id, ``$name`` of a Run, or ``_``;

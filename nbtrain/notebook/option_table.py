@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.plan.descriptor import Field, fields_of
 from nbtrain.plan.fields import show
 from nbtrain.plan.listing import OptionInfo
 from nbtrain.plan.options import OPTIONS
@@ -39,6 +40,16 @@ class OptionTable:
         self._groups: dict[str, list[_Line]] = {}
         for info in options:
             self._groups.setdefault(info.group, []).append(_line(info, model, mode))
+
+    @classmethod
+    def supervised(cls, model: BaseModelInfo) -> OptionTable:
+        """The options of ``%%train --method sft``; a descriptor's fields under flat names."""
+        table = cls((), model, "sft")
+        for field in fields_of("sft"):
+            if field.setting is not None:
+                line = _field_line(field, model)
+                table._groups.setdefault(field.option.group, []).append(line)
+        return table
 
     def __repr__(self) -> str:
         lines = [line for group in self._groups.values() for line in group]
@@ -85,3 +96,10 @@ def _line(info: OptionInfo, model: Any, mode: str) -> _Line:
         other = option.evaluation_default if mode == "evaluation" else ""
         default = f"computed: {other or option.computed}"
     return _Line(info.name, default, option.allowed(model), option.help)
+
+
+def _field_line(field: Field, model: Any) -> _Line:
+    option = field.option
+    default = f"computed: {option.computed}" if option.compute else show(option.default)
+    told = f"{option.help} In a descriptor: {field.path}."
+    return _Line(field.setting or "", default, option.allowed(model), told)
