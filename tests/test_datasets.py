@@ -180,6 +180,8 @@ def test_bad_tables_are_refused_by_row(registry: DatasetRegistry) -> None:
     rows = [chat(), "x", {1: chat()}, chat(when=pd.Timestamp("2024-01-01")), circle, chat(s={1})]
     problems = refusals(registry, rows)
     assert [problem.where.row for problem in problems if problem.where] == [2, 3, 4, 5, 6]
+    many = [chat(**{f"k{n}": 1}) for n in range(1_500)]
+    assert "more than 1,000 different keys" in refusal(registry, many).message
     for bad in ({"a": 1}, 3, pd.DataFrame([[1, 2]], columns=["a", "a"])):
         assert refusal(registry, bad).field == "source"
     assert "is a folder" in refusal(registry, registry._store.home).message

@@ -5,14 +5,14 @@ Everything that is wrong with a row is told; nothing is changed.
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from nbtrain.data.findings import Findings
+from nbtrain.data.layouts import A_MESSAGE, Say, complain_of_messages, cut
 from nbtrain.data.rows import Row, shape
+from nbtrain.data.toolcalls import A_CALL, call_complaints, check_tools
 
 __all__ = ["Conversations", "image_paths", "message_texts", "text_of"]
 
@@ -20,48 +20,12 @@ ROLES = ("system", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys under which an assistant's message keeps its thoughts."""
 
+_MOST_COLUMNS = 1000
 _MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *REASONING})
 _CALL_KEYS = frozenset({"id", "type", "function"})
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant",
                 "ai": "assistant", "chatgpt": "assistant", "developer": "system",
                 "function": "tool", "observation": "tool"}  # fmt: skip
-_A_CALL = '{"id", "type": "function", "function": {"name", "arguments"}}'
-_A_TOOL = '{"type": "function", "function": {"name", …}}'
-_A_MESSAGE = '{"role": …, "content": …}'
-
-# Keys by which other layouts are told, and what to make of them.
-_LAYOUTS: tuple[tuple[frozenset[str], str], ...] = (
-    (
-        frozenset({"conversations"}),
-        "'conversations' with 'from' and 'value' is nearest to 'messages' with 'role' (human is "
-        "user, gpt is assistant) and 'content'",
-    ),
-    (
-        frozenset({"chosen", "rejected"}),
-        "'chosen' and 'rejected' are preference pairs, which no method here trains on",
-    ),
-    (
-        frozenset({"prompt", "completion"}),
-        "'prompt' is nearest to a user's message, 'completion' to the assistant's",
-    ),
-    (
-        frozenset({"instruction", "output"}),
-        "'instruction' (with 'input') is nearest to a user's message, 'output' to the assistant's",
-    ),
-    (
-        frozenset({"question", "answer"}),
-        "'question' is nearest to a user's message, 'answer' to the assistant's",
-    ),
-    (frozenset({"text"}), "'text' is plain text; rows here are conversations"),
-)
-
-
-class _Say(Protocol):
-    def __call__(
-        self, code: str, field: str, message: str, expected: str | None = None, **more: Any
-    ) -> None:
-        """Add a finding about the row that is being looked at."""
-        ...
 
 
 class Conversations:
@@ -78,19 +42,27 @@ class Conversations:
 
     def check(self, row: Row, line: int) -> None:
         """Tell everything that is wrong with ``row``, which stands on ``line``."""
-        self.columns.update(row)
+        if len(self.columns) <= _MOST_COLUMNS:
+            self.columns.update(row)
         messages = row.get("messages")
-        say: _Say = partial(_add, self._findings, line)
+        say: Say = partial(_add, self._findings, line)
         if not isinstance(messages, list) or not messages:
-            _complain_of_messages(row, say)
+            complain_of_messages(row, say)
             return
         tools = row.get("tools") is not None
         if tools:
-            _check_tools(row["tools"], say)
+            check_tools(row["tools"], say)
         turns = _Turns(say)
         for place, message in enumerate(messages):
             turns.check(message, place)
         turns.end()
+        if len(self.columns) > _MOST_COLUMNS:
+            say(
+                "columns",
+                "row",
+                f"rows have more than {_MOST_COLUMNS:,} different keys",
+                "the same columns in most rows",
+            )
         if tools or turns.tools:
             self._count("tools", line)
         if turns.images:
@@ -115,37 +87,10 @@ def _add(
     findings.add(code, line, field, message, expected, **more)
 
 
-def _complain_of_messages(row: Row, say: _Say) -> None:
-    if "messages" in row:
-        found = shape(row["messages"])
-        say(
-            "messages",
-            "messages",
-            f"messages is {found}",
-            f"a list of {_A_MESSAGE}",
-            found=found,
-        )
-        return
-    keys = ", ".join(_cut(key) for key in list(row)[:8]) or "none"
-    keys += " …" if len(row) > 8 else ""
-    hint = next((told for marks, told in _LAYOUTS if marks <= row.keys()), None)
-    near = difflib.get_close_matches("messages", list(row)[:100], n=1)
-    if hint is None and near:
-        hint = f"{_cut(near[0])!r} is nearest to 'messages'"
-    say(
-        "keys",
-        "messages",
-        f"the row has no 'messages'; its keys are: {keys}",
-        f"messages: a list of {_A_MESSAGE}",
-        found=keys,
-        hint=hint,
-    )
-
-
 class _Turns:
     """Goes through one row's messages."""
 
-    def __init__(self, say: _Say) -> None:
+    def __init__(self, say: Say) -> None:
         self._say = say
         self._open: dict[str, str] = {}  # calls without a result, and where they stand
         self._known: set[str] = set()
@@ -159,7 +104,7 @@ class _Turns:
         self.answered = False
         if type(message) is not dict:
             found = shape(message)
-            self._say("message", at, f"{at} is {found}", _A_MESSAGE, found=found)
+            self._say("message", at, f"{at} is {found}", A_MESSAGE, found=found)
             return
         role = message.get("role")
         if role not in ROLES:
@@ -189,14 +134,14 @@ class _Turns:
     def _bad_role(self, message: dict[str, Any], at: str) -> None:
         role = message.get("role")
         if role is None:
-            keys = ", ".join(_cut(key) for key in list(message)[:8]) or "none"
+            keys = ", ".join(cut(key) for key in list(message)[:8]) or "none"
             hint = (
                 "'from' is nearest to 'role', 'value' to 'content'" if "from" in message else None
             )
             said = f"{at} has no role; its keys are: {keys}"
             self._say("role", at, said, ", ".join(ROLES), found=keys, hint=hint)
             return
-        found = _cut(role) if isinstance(role, str) else shape(role)
+        found = cut(role) if isinstance(role, str) else shape(role)
         near = _OTHER_ROLES.get(role.lower()) if isinstance(role, str) else None
         hint = f"{near!r} is nearest" if near else None
         said = f"{at}.role is {found!r}" if isinstance(role, str) else f"{at}.role is {found}"
@@ -206,12 +151,12 @@ class _Turns:
         for key in message.keys() - _MESSAGE_KEYS:
             if key == "function_call" and message[key] is not None:
                 said = f"{at} has function_call, an older form of tool_calls"
-                self._say("function_call", f"{at}.{key}", said, f"tool_calls: [{_A_CALL}]")
+                self._say("function_call", f"{at}.{key}", said, f"tool_calls: [{A_CALL}]")
                 continue
             hint = None
             if key in ("loss", "weight", "train", "trainable", "mask", "loss_mask"):
                 hint = "It does not change the loss; a mask column does, where a plan names one"
-            self._note(f"{at}.{_cut(key)}", _cut(key), hint)
+            self._note(f"{at}.{cut(key)}", cut(key), hint)
 
     def _note(self, field: str, key: str, hint: str | None = None) -> None:
         said = f"messages have the key {key!r}, which is kept and has no effect of its own"
@@ -246,17 +191,17 @@ class _Turns:
             return
         if not isinstance(calls, list):
             found = shape(calls)
-            self._say("calls", field, f"{field} is {found}", f"a list of {_A_CALL}", found=found)
+            self._say("calls", field, f"{field} is {found}", f"a list of {A_CALL}", found=found)
             return
         for place, call in enumerate(calls):
             where = f"{field}[{place}]"
-            for inner, found in _call_complaints(call):
+            for inner, found in call_complaints(call):
                 said = f"{where}{inner} is {found}"
-                self._say("call", where + inner, said, _A_CALL, found=found)
+                self._say("call", where + inner, said, A_CALL, found=found)
             if type(call) is not dict:
                 continue
             for key in call.keys() - _CALL_KEYS:
-                self._note(f"{where}.{_cut(key)}", f"tool_calls[].{_cut(key)}")
+                self._note(f"{where}.{cut(key)}", f"tool_calls[].{cut(key)}")
             ident = call.get("id")
             if not isinstance(ident, str):
                 continue
@@ -328,7 +273,7 @@ class _Turns:
         elif kind == "text":
             found = f"a text part whose text is {shape(part.get('text'))}"
         else:
-            found = f"a part of type {_cut(kind)!r}" if isinstance(kind, str) else "without a type"
+            found = f"a part of type {cut(kind)!r}" if isinstance(kind, str) else "without a type"
         hint = None
         if kind in ("image_url", "input_image"):
             hint = "Save the image beside the rows and name its relative path"
@@ -346,65 +291,6 @@ class _Turns:
         if found is not None:
             said = f"{at}.path is {found}" if path is not None else f"{at} is an image {found}"
             self._say("image", f"{at}.path", said, "a relative path", found=found)
-
-
-def _call_complaints(call: Any) -> Iterator[tuple[str, str]]:
-    """Where a tool call is not as it should be, and what is there."""
-    if type(call) is not dict:
-        yield "", shape(call)
-        return
-    ident, kind, function = call.get("id"), call.get("type"), call.get("function")
-    if not isinstance(ident, str) or not ident:
-        yield ".id", shape(ident) if "id" in call else "missing"
-    if kind != "function":
-        yield ".type", _cut(kind) if isinstance(kind, str) else _there(call, "type")
-    if type(function) is not dict:
-        yield ".function", _there(call, "function")
-        return
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        yield ".function.name", _there(function, "name")
-    arguments = function.get("arguments")
-    if type(arguments) is dict:
-        return
-    if not isinstance(arguments, str):
-        yield ".function.arguments", _there(function, "arguments")
-        return
-    try:
-        read = json.loads(arguments)
-    except (ValueError, RecursionError):
-        yield ".function.arguments", "text that is not JSON"
-        return
-    if type(read) is not dict:
-        yield ".function.arguments", f"the JSON text of {shape(read)}"
-
-
-def _check_tools(tools: Any, say: _Say) -> None:
-    if not isinstance(tools, list):
-        found = shape(tools)
-        say("tools", "tools", f"tools is {found}", f"a list of {_A_TOOL}", found=found)
-        return
-    for place, tool in enumerate(tools):
-        at = f"tools[{place}]"
-        function = tool.get("function") if type(tool) is dict else None
-        if type(tool) is not dict:
-            found = shape(tool)
-        elif tool.get("type") != "function" or type(function) is not dict:
-            found = "without type 'function' and a function"
-        elif not isinstance(function.get("name"), str) or not function["name"]:
-            found = "a function without a name"
-        elif type(function.get("parameters", {})) is not dict:
-            found = f"a function whose parameters are {shape(function['parameters'])}"
-        else:
-            continue
-        say("tools", at, f"{at} is {found}", _A_TOOL, found=found)
-
-
-def _there(mapping: dict[str, Any], key: str) -> str:
-    return shape(mapping[key]) if key in mapping else "missing"
-
-
-def _cut(text: str, most: int = 40) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _path_of(part: dict[str, Any]) -> str | None:

@@ -29,7 +29,6 @@ _NAME_ALLOWED = (
     "beginning of an id"
 )
 _ID_SHAPED = re.compile(r"[0-9a-f]{12,64}")
-_MOST_COLUMNS = 1000
 
 
 class DatasetRegistry:
@@ -147,9 +146,6 @@ def _fill(
             half.add(data, line)
             if "images" in rules.facts:
                 images.add(row, line)
-            if len(rules.columns) > _MOST_COLUMNS:
-                message = f"rows have more than {_MOST_COLUMNS:,} different keys"
-                findings.add("columns", line, "row", message, "the same columns in most rows")
     except Unreadable as error:
         where = Where(source=called) if called else None
         raise Refused([Problem("source", error.message, where=where, hint=error.hint)]) from error

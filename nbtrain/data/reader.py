@@ -126,8 +126,8 @@ def read_table(table: object, findings: Findings, progress: Progress | None = No
     """The rows of a DataFrame or an iterable of dicts, counted from 1, as :func:`read_jsonl`.
 
     NumPy scalars and arrays become Python values, tuples become lists, a missing cell of a
-    nullable or text column becomes null; NaN among numbers is refused. Raises :class:`Unreadable` for
-    anything else.
+    nullable or text column becomes null; NaN among numbers is refused. Raises
+    :class:`Unreadable` for anything else.
     """
     records, total = _records(table)
     number = 0
