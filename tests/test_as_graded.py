@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from described import EXACT, adapter_of, plan_of, run_here, sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_collector import collector, content, random_script, score
 from test_loop import adds_up, length, make_loop, same
 from tiny_models import tiny_model
 
+from nbtrain.data.datasets import DatasetRegistry
+from nbtrain.errors import StartChecksFailed, Where
 from nbtrain.rollout.admission import AS_GRADED, GroupOutcome, admit, judge
 from nbtrain.rollout.draws import task_order
 from nbtrain.rollout.ledger import Ledger, trajectory_rows
 from nbtrain.rollout.types import Finish, SampleRequest, Trajectory
 from nbtrain.rollout.types import TerminationReason as R
+from nbtrain.store import open_store
+from nbtrain.training.checking import check_only
+from nbtrain.training.loop import Ending
 
 NEVER = (R.STALE, R.CANCELLED)
 
@@ -229,3 +239,99 @@ def test_a_made_up_reply_can_go_without_a_grade() -> None:
     grades = [score("".join(map(str, ids))) for ids, _ in replies]
     assert None in grades
     assert any(finish is Finish.LENGTH for _, finish in replies)
+
+
+CUT = {"max_output_tokens_per_turn": 4, "max_output_tokens_per_trajectory": 4}
+"""Some replies are cut at four tokens, some end before."""
+
+
+# --- a whole run by descriptor --------------------------------------------------------------------
+
+
+def test_a_run_over_a_datasets_rows(home: Path) -> None:
+    """Three steps of two prompts over five rows: the last step of the epoch wraps on."""
+    terms = [{"kind": "format", "pattern": "<answer>.*", "weight": 0.5}, *EXACT]
+    with open_store() as store:
+        dataset = DatasetRegistry(store).register("five", sums(5))
+        plan = plan_of(dataset, terms=terms, micro_batch_sequences=2, **CUT)
+        run, ending = run_here(store, plan)
+        assert ending == Ending()
+        steps = store.steps(run.key)
+        assert [row["completed_groups"] for row in steps] == [2, 2, 2]
+        assert [row["started_groups"] for row in steps] == [2, 4, 6]
+        for row in steps:
+            assert row["used_groups"] + row["too_small_groups"] == 2
+            assert row["update_applied"]
+            assert row["metrics"]["graded_trajectories"] == 8
+            assert row["metrics"]["batch_trajectories"] == 8
+            assert row["avg_reward"] == row["used_reward"]
+        assert steps[0]["metrics"]["kl"] == 0.0, "it begins as the base"
+        rows = store.trajectories(run.key)
+        assert len(rows) == 24
+        assert {row["verdict"] for row in rows} == {"as graded"}
+        assert all(row["used_reward"] == row["reward"] for row in rows)
+        reasons = Counter(row["reason"] for row in rows)
+        assert reasons["LIMIT_REACHED"] > 0 < reasons["ENV_DONE"], reasons
+        assert sorted(group["epoch"] for group in store.groups(run.key)) == [0] * 5 + [1]
+
+        (checkpoint,) = store.checkpoints(run.key)
+        assert (checkpoint.step, checkpoint.reason) == (3, "final")
+        (model,) = store.models(run.key)
+        weights = adapter_of(checkpoint.path).read_bytes()
+        assert model["weights_digest"] == hashlib.sha256(weights).hexdigest()
+        assert model["spec"] == {
+            "lora_rank": plan["lora_rank"],
+            "lora_alpha": plan["lora_alpha"],
+            "lora_target_modules": "default",
+            "method": "grpo",
+            "step": 3,
+        }
+        checks = {check["name"]: check for check in run.checks}
+        assert {name: check["verdict"] for name, check in checks.items()} == dict.fromkeys(
+            (
+                "memory_least",
+                "memory_longest",
+                "adapter_targets",
+                "longest_prompt",
+                "template_round_trip",
+                "reward_answers",
+                "reward_failures",
+            ),
+            "passed",
+        )
+        assert checks["reward_answers"]["measured"] == 4
+        assert checks["longest_prompt"]["refuse"] == 256 - 4
+
+
+def test_everything_that_keeps_a_run_from_starting_is_told_at_once(
+    home: Path, tmp_path: Path
+) -> None:
+    """By physical line of the file, and the figures stand on the run all the same."""
+    rows = sums(4)
+    rows[2]["messages"][0]["content"] = "a" * 400
+    lines = [json.dumps(row) for row in rows]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join([*lines[:2], "", "", *lines[2:]]) + "\n", "utf-8")
+    terms = [{"kind": "exact", "column": "nowhere", "weight": 1.0}]
+    with open_store() as store:
+        dataset = DatasetRegistry(store).register("gaps", str(file))
+        plan = plan_of(dataset, terms=terms)
+        with pytest.raises(StartChecksFailed) as caught:
+            run_here(store, plan)
+        told = [str(problem) for problem in caught.value.problems]
+        (run,) = store.runs()
+        failed = {check["name"] for check in run.checks if check["verdict"] == "refused"}
+        assert failed == {"longest_prompt", "reward_failures"}
+        assert len(told) == 2
+        assert "1 training prompts leave less than 8 tokens: lines 5 (" in told[0]
+        assert caught.value.problems[0].where == Where(line=5, source="gaps")
+        assert "at most 248 tokens of prompt" in told[0]
+        assert "nowhere" in told[1]
+        assert store.models() == []
+
+        before = set(psutil.Process().children(recursive=True))
+        checks, problems = check_only(store, plan, tmp_path / "check")
+        assert [str(problem) for problem in problems] == told
+        assert {c.name for c in checks if c.verdict == "refused"} == failed
+        assert len(store.runs()) == 1
+        assert set(psutil.Process().children(recursive=True)) <= before

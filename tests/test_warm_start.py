@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from described import adapter_of, model_ref, plan_of, run_here, sums
 from judged import judged, shake, tiny_policy
-from test_loop import make_loop, same, through_json
+from safetensors.torch import load_file
+from test_loop import EMBEDDED, make_loop, same, through_json
 from tiny_models import tiny_model
 
+from nbtrain.data.datasets import DatasetRegistry
+from nbtrain.errors import StartChecksFailed
+from nbtrain.plan.resolved import ParentRef
 from nbtrain.rollout.admission import AS_GRADED
+from nbtrain.store import new_id, open_store
+from nbtrain.training.checkpoints import OPTIMIZER
 from nbtrain.training.loop import Loop
+from nbtrain.training.policy import Policy
+from nbtrain.training.setup import load_policy
 from nbtrain.training.update import Updater, UpdateSettings
+from nbtrain.training.warm_start import load_warm_start
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +100,96 @@ def test_scoring_the_reference_leaves_the_weights_alone(model_folder: Path) -> N
     with reference.using(0):
         assert not same(loop.policy.adapter_state(), before)
     assert same(loop.policy.adapter_state(), before)
+
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+
+def test_a_run_from_a_registered_model_and_its_resume(home: Path) -> None:
+    with open_store() as store:
+        dataset = DatasetRegistry(store).register("sums", sums(6))
+        first, _ = run_here(store, plan_of(dataset, num_steps=2, kl_beta=0.0))
+        (model,) = store.models(first.key)
+        warm = plan_of(
+            dataset, num_steps=3, warm_start=model_ref(model), checkpoint_interval_steps=1
+        )
+        run, ending = run_here(store, warm)
+        assert ending.failure is None
+        start, *_, two, three = store.checkpoints(run.key)
+        assert adapter_of(start.path).read_bytes() == adapter_of(model["path"]).read_bytes()
+        away = [row["metrics"]["kl"] for row in store.steps(run.key)]
+        assert away[0] == 0.0
+        assert away[1] > 0.0
+        assert max(row["policy_version"] for row in store.trajectories(run.key)) == 2
+
+        shutil.rmtree(model["path"])  # the checkpoint is enough
+        parent = ParentRef(two.checkpoint_id, run.run_id, two.step, str(two.path))
+        again, _ = run_here(store, replace(warm, parent=parent, start_step=2))
+        (last,) = [one for one in store.checkpoints(again.key) if one.step == 3]
+        assert adapter_of(last.path).read_bytes() == adapter_of(three.path).read_bytes()
+        assert store.steps(again.key)[0]["metrics"]["kl"] == away[2]
+        assert (
+            load_file(Path(last.path) / OPTIMIZER).keys()
+            == load_file(Path(three.path) / OPTIMIZER).keys()
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"weights_digest": "0" * 64}, "has other weights than were registered"),
+        ({"path": "nowhere"}, "cannot be read"),
+        ({"lora_alpha": 3}, "was trained with another lora_alpha"),
+        ({"lora_rank": 3}, "was trained with another lora_rank"),
+        ({"lora_target_modules": ".*q_proj"}, "unknown"),
+        ({"base": "1" * 64}, "belongs to nbtrain/tiny, not to nbtrain/tiny as it is now"),
+    ],
+    ids=["weights", "files", "alpha", "rank", "targets", "base"],
+)
+def test_an_adapter_that_does_not_fit_is_refused(
+    saved: dict[str, Any], home: Path, changes: dict[str, Any], said: str
+) -> None:
+    with open_store() as store:
+        dataset = DatasetRegistry(store).register("sums", sums(2))
+        options = {name: v for name, v in changes.items() if name.startswith("lora")}
+        model = replace(
+            model_ref(saved),
+            **{n: v for n, v in changes.items() if n in ("weights_digest", "path")},
+        )
+        plan = plan_of(dataset, warm_start=model, **options)
+        run = store.create_run(new_id(), plan={}, resolved=plan)
+        base = changes.get("base", plan.base_model.fingerprint)
+        store.put_model(**saved, run=run.key, base_fingerprint=base)
+        policy = load_policy(plan, EMBEDDED, CPU)
+        before = policy.adapter_state()
+        with pytest.raises(StartChecksFailed, match=said) as caught:
+            load_warm_start(store, plan, model, policy)
+        assert caught.value.problems[0].field == "warmStartModelId"
+        assert same(policy.adapter_state(), before)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """An adapter of rank 16 on the embedded model, and its row but for run and base."""
+    folder = tmp_path_factory.mktemp("adapters") / "one"
+    policy = Policy.load(
+        EMBEDDED,
+        precision="fp32",
+        lora_rank=16,
+        lora_alpha=32,
+        target_modules="default",
+        seed=3,
+        device=CPU,
+    )
+    policy.save_adapter(folder)
+    digest = hashlib.sha256(adapter_of(folder).read_bytes()).hexdigest()
+    return {
+        "model_id": "ab" * 32,
+        "checkpoint_id": "cd" * 32,
+        "base_model_slug": "nbtrain/tiny",
+        "config_hash": "ef" * 32,
+        "workload_id": None,
+        "weights_digest": digest,
+        "path": str(folder),
+        "spec": {},
+    }
