@@ -456,7 +456,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("nothing to learn", "problem", {"losses": losses(0.01, 0.01), "rounds": []}, "in the first steps already"),
     ("small learning rate", "problem", {**FLAT, **options(learning_rate=1e-7)}, "learning_rate is 1e-07, 1,000 times smaller than the default of 0.0001"),
     ("warming up", "hint", WARMING, "4e-06 after step 4 of 60, 4% of 0.0001"),
-    ("few trained tokens", "hint", with_steps(trained_tokens=9), "An update rests on 9 trained tokens of 1,600 read"),
+    ("few trained tokens", "problem", {**FLAT, **with_steps(trained_tokens=9)}, "The loss does not fall, and an update rests on 9 trained tokens of 1,600 read"),
     ("few updates", "hint", {"total_steps": 4, "completed_steps": 4, "losses": losses()[:4], "rounds": []}, "makes 4 updates of 8 sequences from 240 rows"),
     ("rows not seen", "hint", with_steps(epoch=0.25), "went through 25% of its 240 rows"),
     ("no gradient", "problem", {**FLAT, **with_steps(grad_norm=0.0)}, "the last 20 updates is exactly 0"),
@@ -499,7 +499,8 @@ def test_a_descriptors_options_go_by_its_own_names() -> None:
     (told,) = diagnose(healthy(**change, door="descriptor"))
     assert "optimizer.learningRate is 1e-07" in told.sentence
     assert told.options == ("optimizer.learningRate",)
-    (tokens, *_) = diagnose(healthy(**with_steps(trained_tokens=9), door="descriptor"))
+    few = FLAT | with_steps(trained_tokens=9)
+    (tokens,) = diagnose(healthy(**few, door="descriptor"))
     assert "training.gradientAccumulation" in tokens.suggestion
     assert "loss.assistantTurns: all" in tokens.suggestion
 
@@ -531,8 +532,25 @@ def test_groups_that_all_fail_as_graded_need_a_format_term_or_a_warm_start(clien
     assert "40 all failed" in finding.sentence
     assert "add a term for the format" in finding.suggestion
     assert "warmStartModelId" in finding.suggestion
+    assert finding.options == ("reward", "warmStartModelId")
     stored.step(run, 6, 0.5, rewards=(None, None, 1.0), errors=("reward 'a' raised no", None, None))
     assert any(f.rule == "ungraded" for f in run.diagnose())
+
+
+def test_replies_cut_off_are_told_as_a_descriptor_says_them(client: Client) -> None:
+    run = stored.create_supervised(
+        client, validates=False, algorithm="grpo", val_enabled=False, batch_size=8, group_size=4,
+        max_output_tokens_per_turn=256, train_on_truncation=True,
+    )  # fmt: skip
+    stored.train(run)
+    for n in range(1, 6):
+        stored.step(run, n, termination_reasons={"ENV_DONE": 5, "TRUNCATION": 5})
+    (finding,) = (f for f in run.diagnose() if f.rule == "ending TRUNCATION")
+    assert "(rlHyperparams.maxCompletionLength is 256); they train with what they" in (
+        finding.sentence
+    )
+    assert finding.suggestion == "Raise rlHyperparams.maxCompletionLength."
+    assert finding.options == ("rlHyperparams.maxCompletionLength",)
 
 
 # Estimates

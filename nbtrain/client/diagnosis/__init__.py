@@ -39,7 +39,9 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("environment errors", "template errors", "ungraded"), _FAILURES),
     "ending TIMEOUT": _WARM_UP,
     "ending ERROR": _WARM_UP,
-    "small learning rate": ("flat reward", *_WARM_UP),
+    "small learning rate": ("flat reward", "flat loss", *_WARM_UP),
+    "warming up": ("flat loss",),
+    "few trained tokens": ("flat loss",),
     "tiny updates": ("flat reward",),
     "too few steps": ("flat reward",),
     "no tool called": ("duplicates",),
@@ -67,7 +69,6 @@ _FOLLOWS_PROBLEM: dict[str, tuple[str, ...]] = {
     "train–held-out gap": ("learning",),
     "memorising": ("learning",),
     "no gradient": ("flat loss", "small learning rate"),
-    "small learning rate": ("flat loss",),
 }
 """What follows only where the cause is a problem."""
 

@@ -59,7 +59,10 @@ def endings(facts: Facts) -> Iterator[Finding]:
         those = [t for t in facts.trajectories if t["reason"] == reason]
         what = f"{share:.0%} of the last trajectories {_ENDED[reason]}{_set_to(facts, limit)}"
         change = f"Raise {limit}" if limit else "Repair what fails"
-        if admitted:
+        if facts.admission == "as_graded":
+            option, sentence = "", f"{what}; they train with what they were graded{_said(those)}."
+            suggestion = f"{change}."
+        elif admitted:
             sentence = f"{what}; they train with reward 0{_said(those)}."
             suggestion = f"{change}, or set {option} to false to leave them out."
         else:
@@ -70,7 +73,7 @@ def endings(facts: Facts) -> Iterator[Finding]:
             "problem" if share >= _MANY_CUT and not admitted else "hint",
             sentence,
             suggestion,
-            (*((limit,) if limit else ()), option),
+            tuple(name for name in (limit, option) if name),
             tuple(t["ref"] for t in those)[-5:],
             weight=0.75 * share + (0.24 if reason == "TIMEOUT" else 0.0),
         )

@@ -12,12 +12,21 @@ from nbtrain.report.findings import Finding
 __all__ = ["as_descriptor"]
 
 
+_BESIDE = {
+    "num_steps": "rlHyperparams.maxSteps",
+    "max_output_tokens_per_trajectory": "rlHyperparams.maxCompletionLength",
+    "lr_warmup_steps": "scheduler.warmupRatio",
+    "lr_min_ratio": "scheduler.minLearningRateRatio",
+}
+"""Options of a reinforcement run that no field becomes as it is: the field to change."""
+
+
 @lru_cache(maxsize=8)
 def _fields(method: str) -> dict[str, str]:
     """The descriptor's field by the name of the setting that it becomes."""
     from nbtrain.plan.descriptor import FIELDS
 
-    found: dict[str, str] = {}
+    found: dict[str, str] = {} if method == "sft" else dict(_BESIDE)
     for field in FIELDS.values():
         setting = field.setting if method == "sft" else field.rl_setting
         if setting is not None and method in field.methods:
@@ -40,7 +49,7 @@ def as_descriptor(findings: Iterable[Finding], method: str) -> list[Finding]:
             finding,
             sentence=told(finding.sentence),
             suggestion=told(finding.suggestion),
-            options=tuple(names.get(option, option) for option in finding.options),
+            options=tuple(dict.fromkeys(names.get(name, name) for name in finding.options)),
         )
         for finding in findings
     ]

@@ -92,7 +92,7 @@ def loss_moves(facts: Facts) -> Iterator[Finding]:
     elif last > _TINY:
         yield Finding(
             "flat loss",
-            "hint" if _why_flat(facts) else "problem",
+            "problem",
             f"The training loss does not fall: {told}, {slope:+.1g} a step (standard error "
             f"{error:.1g}).",
             "Raise learning_rate, or lora_rank; look at what is trained: "
@@ -108,10 +108,6 @@ def _falls(points: Sequence[tuple[int, float]]) -> bool:
     slope, error = trend(points)
     first, last, _ = _ends(points)
     return slope < -_SURE * error or last < (1 - 4 * _FELL) * first
-
-
-def _why_flat(facts: Facts) -> bool:
-    return any(any(rule(facts)) for rule in (small_rate, warm_up, few_tokens, gradient))
 
 
 def memorising(facts: Facts) -> Iterator[Finding]:
@@ -201,19 +197,21 @@ def warm_up(facts: Facts) -> Iterator[Finding]:
 
 
 def few_tokens(facts: Facts) -> Iterator[Finding]:
-    """Updates that rest on few trained tokens."""
+    """A loss that does not fall in updates that rest on few trained tokens."""
     trained, read = mean(facts.values("trained_tokens")), mean(facts.values("tokens"))
     if trained is None or trained >= _FEW_TOKENS or len(facts.recent) < 3:
+        return
+    if _falls(_points(facts)):
         return
     of = f" of {read:,.0f} read" if read else ""
     yield Finding(
         "few trained tokens",
-        "hint",
-        f"An update rests on {trained:,.0f} trained tokens{of} on average of "
-        f"{the_last(len(facts.recent), 'step')}.",
+        "problem" if len(facts.losses) >= _ENOUGH else "hint",
+        f"The loss does not fall, and an update rests on {trained:,.0f} trained tokens{of} on "
+        f"average of {the_last(len(facts.recent), 'step')}.",
         "Raise gradient_accumulation, or train on more of each row: assistant_turns: all.",
         ("gradient_accumulation", "assistant_turns"),
-        weight=0.5,
+        weight=0.75,
     )
 
 
