@@ -90,7 +90,7 @@ class World:
         door: Any = "descriptor",
         **changes: Any,
     ) -> ResolvedPlan:
-        """A plan over ``rows`` (a list or a file), going on from ``parent`` at ``step`` if given."""
+        """A plan over ``rows`` (a list or a file); it goes on from ``parent`` at ``step``."""
         unknown = changes.keys() - SETTINGS.keys()
         assert not unknown, unknown
         settings = SETTINGS | changes
@@ -118,7 +118,9 @@ class World:
             config_hash="c" * 64,
             door=door,
             dataset=DatasetRef(dataset.dataset_id, "rows", dataset.rows),
-            validation_dataset=held_out and DatasetRef(held_out.dataset_id, "held", held_out.rows),
+            validation_dataset=None
+            if held_out is None
+            else DatasetRef(held_out.dataset_id, "held", held_out.rows),
         )
 
     def checkpoint(self, run: StoredRun, step: int | None = None) -> ParentRef:

@@ -15,7 +15,14 @@ from typing import Any, Literal
 
 from nbtrain.errors import Problem
 
-__all__ = ["architecture_problems", "max_context", "model_kind", "own_cache", "sampler_kind"]
+__all__ = [
+    "architecture_problems",
+    "carries_over",
+    "max_context",
+    "model_kind",
+    "own_cache",
+    "sampler_kind",
+]
 
 _FULL = {"full_attention", "attention", "full", "global"}
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -98,6 +105,22 @@ def own_cache(config: Mapping[str, Any], context: int | None) -> str | None:
         return f"has recurrent or linear-attention layers ({recurrent})"
     if text.get("num_kv_shared_layers"):
         return "shares keys and values between layers (num_kv_shared_layers)"
+    if text.get("alibi") or _MASK_POSITIONS.search(model_kind(text)):
+        return "takes its positions from the attention mask"
+    return None
+
+
+def carries_over(config: Mapping[str, Any]) -> str | None:
+    """Why rows that stand one behind the other in a sequence would mix, as the end of a sentence.
+
+    ``None`` where each layer attends by positions that may begin anew, within a window or not.
+    """
+    text = _text(config)
+    if recurrent := _recurrent(text):
+        return f"has recurrent or linear-attention layers ({recurrent})"
+    other = set().union(*(_words(text.get(key)) for key in _LAYER_LISTS)) - _FULL - _SLIDING
+    if other := other - {"chunked_attention"}:
+        return f"has layers of type {', '.join(sorted(other))}"
     if text.get("alibi") or _MASK_POSITIONS.search(model_kind(text)):
         return "takes its positions from the attention mask"
     return None

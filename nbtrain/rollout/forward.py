@@ -26,7 +26,14 @@ from nbtrain.rollout.cache import (
 )
 from nbtrain.rollout.lean_lora import LeanLora
 
-__all__ = ["CausalForward", "ModelCall", "check_gap", "packs", "refuse_unsupported"]
+__all__ = [
+    "CausalForward",
+    "ModelCall",
+    "check_gap",
+    "described",
+    "packs",
+    "refuse_unsupported",
+]
 
 _ATTENTION = ("sdpa", "eager")
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
@@ -37,7 +44,7 @@ def refuse_unsupported(config: Any, max_context: int) -> None:
 
     A sliding window at least ``max_context`` wide never slides and is let through.
     """
-    reason = own_cache(_described(config), max_context)
+    reason = own_cache(described(config), max_context)
     if reason is not None:
         msg = (
             f"the model of type {config.model_type!r} {reason}, which the ragged sampler cannot "
@@ -64,7 +71,7 @@ def packs(config: Any, max_context: int) -> bool:
     return True
 
 
-def _described(config: Any) -> Mapping[str, Any]:
+def described(config: Any) -> Mapping[str, Any]:
     """The configuration as its file would state it, with what transformers fills in by itself."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     stated: dict[str, Any] = text.to_dict()

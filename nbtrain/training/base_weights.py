@@ -50,15 +50,22 @@ def load_base(
     Raises
     ------
     StartChecksFailed
-        For an encoder-decoder, and for a model with neither a causal nor an image-text class.
+        For an encoder-decoder, for a model with neither a causal nor an image-text class, and
+        for one that does not have the ``attention`` that is asked for.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     more: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     if four_bit:
         more |= {"quantization_config": _nf4(dtype), "device_map": {"": device}}
-    model: Any = _loader(config).from_pretrained(
-        folder, config=config, dtype=dtype, local_files_only=True, **more
-    )
+    loader = _loader(config)
+    try:
+        model: Any = loader.from_pretrained(
+            folder, config=config, dtype=dtype, local_files_only=True, **more
+        )
+    except ValueError as error:
+        if attention is None or "attention implementation" not in str(error):
+            raise
+        raise StartChecksFailed([_no_kernel(config.model_type, attention)]) from error
     if not four_bit:
         model.to(device)
     model.config.use_cache = True
@@ -94,6 +101,15 @@ def language_target(model: nn.Module) -> str:
         msg = f"{type(model).__name__} has no linear layer in its language backbone"
         raise ValueError(msg)
     return "all-linear" if chosen == linear else _pattern(chosen, set(modules))
+
+
+def _no_kernel(model_type: str, attention: str) -> Problem:
+    return Problem(
+        field="attention_implementation",
+        message=f"models of type {model_type!r} have no attention_implementation {attention}",
+        found=attention,
+        allowed="eager",
+    )
 
 
 def _nf4(dtype: torch.dtype) -> BitsAndBytesConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -29,14 +30,16 @@ def load_model(plan: ResolvedPlan, folder: Path, device: torch.device) -> Adapte
         attention=plan["attention_implementation"],
         four_bit=precision == "int4",
     )
-    model = attach_adapter(
-        base,
-        lora_rank=plan["lora_rank"],
-        lora_alpha=plan["lora_alpha"],
-        target_modules=plan["lora_target_modules"],
-        lora_dropout=plan["lora_dropout"],
-        seed=plan["seed"],
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT's, over names of transformers
+        model = attach_adapter(
+            base,
+            lora_rank=plan["lora_rank"],
+            lora_alpha=plan["lora_alpha"],
+            target_modules=plan["lora_target_modules"],
+            lora_dropout=plan["lora_dropout"],
+            seed=plan["seed"],
+        )
     only_adapter_dropout(model)
     adapted = AdaptedModel(model, device)
     for parameter in adapted.trainable.values():

@@ -8,20 +8,23 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from nbtrain.catalog import Catalog, tokenizer_digest
+from nbtrain.catalog.architecture import carries_over
 from nbtrain.data.datasets import DatasetRegistry
 from nbtrain.data.masks import LossRules
 from nbtrain.data.rendering import Renderer
 from nbtrain.errors import NbtrainError, Problem, Refused, StartChecksFailed
 from nbtrain.plan.checks import Check
 from nbtrain.plan.resolved import DatasetRef, ResolvedPlan
+from nbtrain.rollout.forward import described
 from nbtrain.rollout.ranks import Ranks
 from nbtrain.rollout.tokens import end_ids
 from nbtrain.store import Store
@@ -253,20 +256,35 @@ class Preparation:
                         Check("adapter_targets", 0, "modules", said, refuse=1, at_least=True)
                     )
                 else:
-                    ready.problems.append(problem)
+                    ready.problems.append(self._named(problem))
             return
         except NbtrainError as error:
             ready.problems.append(Problem("base_model_slug", str(error)))
             return
         ready.checks.append(checks.adapter_targets(ready.model, plan["lora_target_modules"]))
+        if isinstance(ready.model.model.get_output_embeddings(), BaseTunerLayer):
+            target = self._name("lora_target_modules")
+            message = f"{target} covers the output head, which TRL does not adapt"
+            ready.problems.append(Problem(target, message, plan["lora_target_modules"]))
         remark = emulated("bf16", self._device) if plan["precision"] != "fp32" else None
         if remark is not None:
             log.warning("start check: %s", remark)
+
+    def _named(self, problem: Problem) -> Problem:
+        """The problem with its setting called as the plan calls it."""
+        name = self._name(problem.field)
+        message = problem.message.replace(problem.field, name)
+        return replace(problem, field=name, message=message)
 
     def _packing(self) -> None:
         plan, ready = self._plan, self._ready
         if not plan["packing"] or ready.model is None or ready.order is None or ready.rows is None:
             return
+        mixes = carries_over(described(ready.model.model.config))
+        if mixes is not None:
+            name = self._name("packing")
+            message = f"{name}: the model {mixes}, which would carry one packed row into the next"
+            ready.problems.append(Problem(name, message, True, "false"))
         self._says("comparing packed rows with rows alone")
         self._tick()
         scores = RowScores(ready.model.model, lean=leaves_lean(plan))

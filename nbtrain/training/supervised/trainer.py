@@ -416,5 +416,6 @@ def _arguments(settings: TrainerSettings, folder: Path, device: torch.device) ->
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
         packing=False,
+        router_aux_loss_coef=0.0,  # the loss is that of the trained tokens, and nothing else
         ddp_find_unused_parameters=False,
     )
