@@ -15,6 +15,7 @@ in test_cases_sampling.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -23,12 +24,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from described import plan_of, run_here, sums
 from scripted import ScriptedRewards, ScriptedSampler
 from test_loop import length, make_loop, same
 from tiny_models import tiny_model
 
+from nbtrain.data.datasets import DatasetRegistry
 from nbtrain.errors import NbtrainError
 from nbtrain.plan.memory import Memory
 from nbtrain.rollout.admission import AdmissionRules, GroupOutcome, advantages
@@ -37,7 +41,9 @@ from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.ledger import Ledger
 from nbtrain.rollout.limits import Sampling
 from nbtrain.rollout.types import Finish, SampleRequest, TaskView
+from nbtrain.store import open_store
 from nbtrain.training.start_checks import view_tasks
+from nbtrain.training.update import Updater
 
 SAMPLING = Sampling(max_new_tokens=8, max_trajectory_tokens=64, max_context=64)
 EVERYTHING = AdmissionRules(2, True, True, True, True, True, True)
@@ -260,6 +266,49 @@ def test_sz05_memory_that_runs_out_is_told_with_what_to_lower(
     assert "the checkpoint of step 2 is there to go on from" in told
     assert records.saved[-1][0] == 2
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+@pytest.mark.parametrize(
+    ("part", "lower"),
+    [
+        ("sampling", "rlHyperparams.maxCompletionLength, rlHyperparams.groupSize or"),
+        ("loss", "execution.microBatchSequences, rlHyperparams.maxCompletionLength or lora.rank"),
+    ],
+)
+def test_sz05_a_descriptors_run_that_runs_out_keeps_its_last_step(
+    home: Path, part: str, lower: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What to lower is named as the descriptor names it; no worker of the rewards is left."""
+    owner, name = {"sampling": (Collector, "collect"), "loss": (Updater, "update")}[part]
+    healthy, calls = getattr(owner, name), itertools.count(1)
+
+    def full(*given: Any, **named: Any) -> Any:
+        if next(calls) == 3:
+            msg = "CUDA out of memory. Tried to allocate 2.31 GiB."
+            raise torch.OutOfMemoryError(msg)
+        return healthy(*given, **named)
+
+    monkeypatch.setattr(owner, name, full)
+    with open_store() as store:
+        dataset = DatasetRegistry(store).register("sums", sums(6))
+        plan = plan_of(dataset, num_steps=4, checkpoint_interval_steps=1)
+        before = set(psutil.Process().children(recursive=True))
+        with pytest.raises(NbtrainError) as caught:
+            run_here(store, plan)
+        told = str(caught.value)
+        assert told.startswith(f"out of memory in step 3, in {part}: CUDA out of memory")
+        assert "expected were about" in told
+        assert f"lower {lower}" in told
+        assert "the checkpoint of step 2 is there to go on from" in told
+        (run,) = store.runs()
+        saved = store.checkpoints(run.key)
+        assert [one.step for one in saved] == [0, 1, 2]
+        assert saved[-1].training_state
+        assert (Path(saved[-1].path) / "manifest.json").is_file()
+        assert run.completed_steps == 2
+        assert store.models() == []
+        left = set(psutil.Process().children(recursive=True)) - before
+        assert all("resource_tracker" in " ".join(child.cmdline()) for child in left)
 
 
 def test_sz05_other_errors_stay_what_they_are(

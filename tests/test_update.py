@@ -419,3 +419,19 @@ def test_the_optimizer_goes_on_from_its_state(policy: Policy) -> None:
     with pytest.raises(ValueError, match="does not belong"):
         resumed.load_optimizer_state({"other|step": torch.zeros(())})
     policy.load_adapter_state(start)
+
+
+@pytest.mark.parametrize("family", ["gemma3_image", "qwen3_5_image", "llava"])
+def test_image_text_models_train_their_language_backbone_on_text(
+    family: str, tmp_path: Path
+) -> None:
+    policy = tiny_policy(tmp_path, family, dtype=torch.float32)
+    assert not any("vision" in name or "projector" in name for name in policy.trainable)
+    before = policy.adapter_state()
+    batch = [judged(n, [0.0, 1.0, 0.5, 0.2]) for n in range(2)]
+    updater = Updater(policy, chosen(kl_beta=0.1), weight_decay=0.0)
+    report = updater.update(batch, RATE, version=0)
+    assert report.applied
+    assert report.metrics["ratio_max"] == 1.0
+    after = policy.adapter_state()
+    assert all(not torch.equal(after[name], before[name]) for name in before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,14 +17,20 @@ from nbtrain.training.starting import Starter
 __all__ = ["check_only"]
 
 
-def check_only(store: Store, plan: ResolvedPlan, folder: Path) -> tuple[list[Check], list[Problem]]:
+def check_only(
+    store: Store,
+    plan: ResolvedPlan,
+    folder: Path,
+    told: Callable[[str], object] = lambda line: None,
+) -> tuple[list[Check], list[Problem]]:
     """The start checks of a reinforcement run, in this process and without a run.
 
     ``folder`` takes logs and what else a run leaves in its own; worker processes are gone when
-    this returns. Returns what was measured, and all that would keep the run from starting.
+    this returns. ``told`` hears now and then what is being checked. Returns what was measured, and
+    all that would keep the run from starting.
     """
     ranks, device = join_ranks(folder, 0)
-    control = Control(list, lambda command: None, lambda activity: None)
+    control = Control(list, lambda command: None, lambda said: told(said) if said else None)
     starter = Starter(store, plan, folder, ranks=ranks, device=device, control=control)
     with ExitStack() as stack:
         try:

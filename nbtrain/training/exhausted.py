@@ -13,10 +13,18 @@ __all__ = ["Part", "is_exhausted", "sentence"]
 Part = Literal["start-up", "sampling", "loss", "validation", "saving"]
 
 _LOWER = {
-    "sampling": "max_concurrent_trajectories, max_output_tokens_per_turn or group_size",
-    "loss": "max_output_tokens_per_turn, max_output_tokens_per_trajectory or lora_rank",
-    "validation": "val_max_concurrent_trajectories or val_max_output_tokens_per_turn",
+    "options": {
+        "sampling": "max_concurrent_trajectories, max_output_tokens_per_turn or group_size",
+        "loss": "max_output_tokens_per_turn, max_output_tokens_per_trajectory or lora_rank",
+        "validation": "val_max_concurrent_trajectories or val_max_output_tokens_per_turn",
+    },
+    "descriptor": {
+        "sampling": "rlHyperparams.maxCompletionLength, rlHyperparams.groupSize or "
+        "rlHyperparams.promptsPerStep",
+        "loss": "execution.microBatchSequences, rlHyperparams.maxCompletionLength or lora.rank",
+    },
 }
+"""Under the names of the plan's own form."""
 
 
 def is_exhausted(error: BaseException) -> bool:
@@ -27,9 +35,19 @@ def is_exhausted(error: BaseException) -> bool:
 
 
 def sentence(
-    error: BaseException, *, part: Part, step: int, expected: Memory | None, saved: int | None
+    error: BaseException,
+    *,
+    part: Part,
+    step: int,
+    expected: Memory | None,
+    saved: int | None,
+    door: str = "options",
 ) -> str:
-    """A failure for the person who started the run; ``saved`` is the last checkpoint's step."""
+    """A failure for the person who started the run; ``saved`` is the last checkpoint's step.
+
+    ``door`` is how the plan was stated: what to lower is named as it is there.
+    """
+    lower = _LOWER[door]
     told = [f"out of memory in step {step}, in {part}: {str(error).splitlines()[0]}"]
     if expected is not None:
         told.append(
@@ -37,8 +55,8 @@ def sentence(
             f"({size(expected.weights)} base model, {size(expected.adapter)} adapter, "
             f"{size(expected.loss)} loss of the longest reply, {size(expected.kv)} keys and values)"
         )
-    if part in _LOWER:
-        told.append(f"lower {_LOWER[part]}")
+    if part in lower:
+        told.append(f"lower {lower[part]}")
     told.append(
         "no checkpoint was saved"
         if saved is None

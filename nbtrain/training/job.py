@@ -58,6 +58,7 @@ class Job:
                 self._keep(starter.checks, ranks)
             loop = self._loop(parts, ranks, control)
             restored = self._restore(loop, parts)
+            before = loop.updates
             control.listen_for_sigterm()
             self._move(ranks, Phase.TRAINING, "; ".join(filter(None, [restored, *parts.remarks])))
             # What start-up made stays: looking through it again and again costs 0.2 s each time
@@ -68,7 +69,7 @@ class Job:
             control.activity = loop.activity
             ending = loop.run()
             self._move(ranks, Phase.RECORDING)
-            if ending.failure is None and loop.updates and not ranks.rank:
+            if ending.failure is None and loop.updates > before and not ranks.rank:
                 insist(lambda: register_newest(self._store, self._run, self._plan))
         return ending
 
@@ -160,7 +161,10 @@ class Job:
         """Go on from the parent checkpoint; says what was restored."""
         parent = self._plan.parent
         if parent is None:
-            return None
+            model = starts_warm(self._plan)
+            if model is None:
+                return None
+            return f"started from the model {model.name or model.model_id[:12]}"
         loaded = checkpoints.load(
             Path(parent.path),
             checkpoint_id=parent.checkpoint_id,

@@ -98,7 +98,7 @@ class LoopState:
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """Schedule and cadence, in global steps."""
+    """Schedule and cadence, in global steps; ``door`` is how the plan was stated."""
 
     start_step: int
     total_steps: int
@@ -110,6 +110,7 @@ class LoopSettings:
     val_interval: int
     checkpoint_interval: int | None
     val_final_seconds: float = math.inf
+    door: str = "options"
 
     def rate(self, step: int) -> float:
         """The learning rate of global step ``step``."""
@@ -256,7 +257,12 @@ class Loop:
             step = self.step + (self._part in ("sampling", "loss"))
             raise NbtrainError(
                 sentence(
-                    error, part=self._part, step=step, expected=self._memory, saved=self._saved
+                    error,
+                    part=self._part,
+                    step=step,
+                    expected=self._memory,
+                    saved=self._saved,
+                    door=self.settings.door,
                 )
             ) from error
         self._close()

@@ -135,6 +135,7 @@ def loop_settings(plan: ResolvedPlan) -> LoopSettings:
         val_interval=plan["val_interval_steps"],
         checkpoint_interval=plan["checkpoint_interval_steps"],
         val_final_seconds=float(plan["val_final_wait_timeout_seconds"]),
+        door=plan.door,
     )
 
 

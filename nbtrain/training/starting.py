@@ -15,7 +15,7 @@ import torch
 from nbtrain.catalog import Catalog, tokenizer_digest
 from nbtrain.catalog.thinking import template_arguments
 from nbtrain.environments import EnvironmentPool
-from nbtrain.errors import Problem, StartChecksFailed
+from nbtrain.errors import Problem, Refused, StartChecksFailed
 from nbtrain.plan import defaults
 from nbtrain.plan.checks import Check
 from nbtrain.plan.memory import PROMPT_TOKENS, Memory, memory_of, memory_problem
@@ -113,7 +113,10 @@ class Starter:
         self._doing("loading the tasks and what is called on them")
         folder = weights_folder(plan, self._store.home)
         self._same_model(folder)
-        work = work_of(self._store, plan, self._folder, rank=self._ranks.rank)
+        try:
+            work = work_of(self._store, plan, self._folder, rank=self._ranks.rank)
+        except Refused as error:
+            raise StartChecksFailed([*self._problems, *error.problems]) from error
         workload = work.tasks
         budget = kv_budget(self._device, self._parent_environment(), ranks=self._ranks.size)
         memory = self._check_memory(budget, turns=workload.environment_path is not None)
@@ -288,7 +291,11 @@ class Starter:
     ) -> tuple[list[TaskView], list[TaskView]]:
         """Both sides' tasks as ids."""
         plan, context = self._plan, setup.context_of(self._plan)
-        split = work.tasks.split(validation=plan["val_enabled"])
+        try:
+            split = work.tasks.split(validation=plan["val_enabled"])
+        except Refused as error:
+            self._problems += error.problems
+            return [], []
         if split.train_digest != plan.workload.train_digest:
             message = "the tasks are not those that the plan was checked with"
             self._problems.append(Problem("workload", message))
