@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from shells import Shell
+
+    from nbtrain.client import Run
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -24,3 +31,34 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NBTRAIN_HOME", str(folder))
     monkeypatch.delenv("NBTRAIN_STORE_URL", raising=False)
     return folder
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """Runs that would have been started; their host seems to be this very process."""
+    import nbtrain.jobs.launch
+    from nbtrain.client import Run
+    from nbtrain.processes import process_identity
+
+    runs: list[Run] = []
+
+    def launch(store: Any, row: Any, **_: Any) -> None:
+        who = process_identity(os.getpid())
+        assert who is not None
+        store.start_attempt(
+            row.key, 1, host_pid=who.pid, host_start_time=who.start_time, boot_id=who.boot_id
+        )
+        runs.append(Run(store, row))
+
+    monkeypatch.setattr(nbtrain.jobs.launch, "launch", launch)
+    return runs
+
+
+@pytest.fixture
+def shell(home: Path, tmp_path: Path, launched: list[Run]) -> Iterator[Shell]:
+    """A shell with the extension loaded; launching is cut short, everything up to it is real."""
+    from shells import Shell
+
+    shell = Shell(tmp_path / "ipython")
+    yield shell
+    shell.do("%unload_ext nbtrain")

@@ -5,22 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import stored
-from IPython.core.displaypub import CapturingDisplayPublisher
-from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
-from traitlets.config import Config
+from shells import Shell
 
-import nbtrain.jobs.launch
 from nbtrain.client import Client, Detached, Run, default_client
-from nbtrain.notebook.refusals import CellError, CellRefused
+from nbtrain.notebook.refusals import CellError
 from nbtrain.plan.phases import Phase
-from nbtrain.processes import process_identity
 
 FIRST = """%%train --workload sums --model nbtrain/tiny --method gspo --name first --into run
 num_steps: 8
@@ -28,70 +22,6 @@ batch_size: 2
 group_size: 4
 val_interval_steps: 4
 """
-
-
-class Shell:
-    """A shell with the extension loaded, and what its cells published."""
-
-    def __init__(self, ipython_dir: Path) -> None:
-        config = Config()
-        config.HistoryManager.enabled = False
-        self.ip = InteractiveShell(config=config, ipython_dir=str(ipython_dir))
-        self.ip.display_pub = CapturingDisplayPublisher(parent=self.ip)
-        self.tracebacks: list[list[str]] = []
-        self.ip._showtraceback = lambda _type, _value, lines: self.tracebacks.append(lines)
-        self.do("%load_ext nbtrain")
-
-    def run(self, cell: str) -> ExecutionResult:
-        self.ip.display_pub.outputs.clear()
-        self.tracebacks.clear()
-        return self.ip.run_cell(cell, store_history=True)
-
-    def do(self, cell: str) -> Any:
-        """Run a cell that must succeed and return its value."""
-        result = self.run(cell)
-        result.raise_error()
-        return result.result
-
-    def refuse(self, cell: str) -> str:
-        """Run a cell that must be refused and return what it shows."""
-        result = self.run(cell)
-        assert isinstance(result.error_in_exec, CellRefused), result.error_in_exec
-        (lines,) = self.tracebacks
-        assert not any("Traceback" in line for line in lines)
-        return "\n".join(lines)
-
-    @property
-    def bundles(self) -> list[dict[str, Any]]:
-        return [output["data"] for output in self.ip.display_pub.outputs]
-
-    @property
-    def ns(self) -> dict[str, Any]:
-        return self.ip.user_ns
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
-    """Runs that would have been started; their host is this process."""
-    runs: list[Run] = []
-
-    def launch(store: Any, row: Any, **_: Any) -> None:
-        who = process_identity(os.getpid())
-        assert who is not None
-        store.start_attempt(
-            row.key, 1, host_pid=who.pid, host_start_time=who.start_time, boot_id=who.boot_id
-        )
-        runs.append(Run(store, row))
-
-    monkeypatch.setattr(nbtrain.jobs.launch, "launch", launch)
-    return runs
-
-
-@pytest.fixture
-def shell(home: Path, tmp_path: Path, launched: list[Run]) -> Iterator[Shell]:
-    shell = Shell(tmp_path / "ipython")
-    yield shell
-    shell.do("%unload_ext nbtrain")
 
 
 def test_the_first_cell_of_the_tour(shell: Shell, launched: list[Run]) -> None:
@@ -154,18 +84,14 @@ def test_problems_are_shown_with_their_line_a_caret_and_no_traceback(
 
 
 def test_problems_of_the_line_have_their_place_on_it(shell: Shell) -> None:
-    cell = "%%train --workload sums --method sft --from abcdef --model nbtrain/tny\n"
+    cell = "%%train --workload sums --method ppo --from abcdef --model nbtrain/tny\n"
     told = shell.refuse(cell)
-    for word in ("sft", "abcdef", "nbtrain/tny"):
+    for word in ("ppo", "abcdef", "nbtrain/tny"):
         column = cell.index(word) + 1
         assert f"(line 1, column {column})" in told
 
 
-def test_a_descriptor_is_refused_by_name(shell: Shell) -> None:
-    assert "not built yet" in shell.refuse("%%train --workload sums\nkind: run\n")
-
-
-@pytest.mark.parametrize("flag", ["--check", "--small", "--smoke"])
+@pytest.mark.parametrize("flag", ["--small", "--smoke"])
 def test_later_flags_are_refused_by_name(shell: Shell, flag: str) -> None:
     assert f"{flag} is not built yet" in shell.refuse(f"%%train --workload sums {flag}\n")
 

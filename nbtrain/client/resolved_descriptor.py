@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ __all__ = ["DescriptorView"]
 _COLUMNS = ("path", "value", "origin", "hashed")
 _CELL = 'style="text-align:left;padding:1px 10px 1px 0"'
 _GROUP = 'style="text-align:left;padding:6px 10px 1px 0;font-weight:bold"'
+
+_ID = re.compile(r"\b[0-9a-f]{64}\b")
 
 Field = tuple[str, Any, str, bool]
 """Full dotted path, value, origin, and whether the config hash covers it."""
@@ -59,9 +62,7 @@ class DescriptorView(ResolvedView):
         origins = self.plan.field_origins or {}
         for part, hashed in (("config", True), ("execution", False)):
             for path, value in _leaves(getattr(self.plan, part) or {}, (part,)):
-                name = ".".join(path)
-                origin = origins.get(name) or origins.get(".".join(path[1:]), "default")
-                yield name, value, origin, hashed
+                yield ".".join(path), value, _origin(origins, path), hashed
         for name, value in self._beside().items():
             yield name, value, origins.get(name, "stated"), False
 
@@ -116,7 +117,9 @@ class DescriptorView(ResolvedView):
         def parent(field: Field) -> str:
             return field[0].rpartition(".")[0]
 
-        return [(name or "beside", list(found)) for name, found in groupby(self._fields(), parent)]
+        return [
+            (name or "beside these", list(found)) for name, found in groupby(self._fields(), parent)
+        ]
 
     def __repr__(self) -> str:
         lines = list(self._head())
@@ -156,14 +159,21 @@ def _leaves(
         yield from _leaves(mapping[key], (*path, key))
 
 
+def _origin(origins: Mapping[str, str], path: tuple[str, ...]) -> str:
+    """Of the field, else of the group that was stated as a whole, as the terms of a reward are."""
+    while path:
+        if found := origins.get(".".join(path)):
+            return found
+        path = path[:-1]
+    return "default"
+
+
 def _dataset(ref: Any) -> str:
     name = f"{ref.name} ({ref.dataset_id[:12]})" if ref.name else ref.dataset_id[:12]
     return f"{name}: {ref.rows:,} rows"
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False)
-    text = show(value)
-    # a hash is told in full by the frame
-    return text[:12] if len(text) == 64 and all(c in "0123456789abcdef" for c in text) else text
+    """A value in a line; ids are told in full by the frame alone."""
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else show(value)
+    return _ID.sub(lambda found: found[0][:12], text)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.run import Run
 from nbtrain.errors import NotFound, PlanRefused, Problem, Refused
+from nbtrain.plan.identity import same_plan
 from nbtrain.plan.resolved import ResolvedPlan
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def find_submission(store: Store, plan: ResolvedPlan) -> Run | None:
         row = store.find_run(run_id)
     except NotFound:
         return None
-    if alike(ResolvedPlan.from_json(row.resolved), plan):
+    if same_plan(ResolvedPlan.from_json(row.resolved), plan):
         return Run(store, row)
     message = (
         f"submissionId {plan.submission_id!r} was used before, by {Run(store, row).title}, with "
@@ -44,13 +45,6 @@ def find_submission(store: Store, plan: ResolvedPlan) -> Run | None:
     )
     hint = "State another submissionId, or none: then every start is a new run"
     raise PlanRefused([Problem("submissionId", message, plan.submission_id, hint=hint)])
-
-
-def alike(one: ResolvedPlan, two: ResolvedPlan) -> bool:
-    """Whether two plans make the same run; annotations and names do not count."""
-    from nbtrain.plan.identity import same_plan
-
-    return one.smoke == two.smoke and one.execution == two.execution and same_plan(one, two)
 
 
 def start(store: Store, plan: ResolvedPlan, given: Mapping[str, Any]) -> tuple[Run, bool]:

@@ -258,11 +258,11 @@ class Training:
 
     def find_same(self, view: ResolvedView) -> Run | None:
         """The newest run of the plan's name, if it trains under the same plan, else ``None``."""
-        from nbtrain.client.starting import alike
+        from nbtrain.plan.identity import same_plan
 
         name = view.plan.display_name
         newest = self._parts.store.runs(limit=1, name=name) if name else []
-        if newest and alike(ResolvedPlan.from_json(newest[0].resolved), view.plan):
+        if newest and same_plan(ResolvedPlan.from_json(newest[0].resolved), view.plan):
             return Run(self._parts.store, newest[0])
         return None
 
