@@ -211,6 +211,45 @@ class World:
         return saved
 
 
+def described_world() -> World:
+    """A world with the names that the descriptors of the tests use."""
+    world = World()
+    world.workloads += [
+        Workload(digest(name), name, None, has_tasks=False)
+        for name in ("t", "support-triage", "gsm8k")
+    ]
+    world.models += [
+        BaseModel(slug, "folder", f"/models/{slug}", digest(slug), 32_768, "bf16")
+        for slug in ("tiny", "unsloth/Llama-3.2-1B-Instruct", "Qwen/Qwen3-0.6B")
+    ]
+    world.datasets += [Dataset("support-triage-train", 500), Dataset("gsm8k-train", 7473)]
+    world.bundles.append(Bundle("gsm8k-scoring"))
+    return world
+
+
+def descriptor(method: str = "sft", **parts: Any) -> dict[str, Any]:
+    """A small descriptor: ``config`` is merged into, other keys are set."""
+    config = {"dataset": "d", "method": method} | parts.pop("config", {})
+    return {"kind": "run", "workload": "t", "baseModel": "tiny", "config": config} | parts
+
+
+def put(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of a document with one field set, by its dotted path."""
+    copy: dict[str, Any] = json.loads(json.dumps(document))
+    inner, (*groups, key) = copy, path.split(".")
+    for group in groups:
+        inner = inner.setdefault(group, {})
+    inner[key] = value
+    return copy
+
+
+def at(tree: Any, path: str) -> Any:
+    """What stands at a dotted path of nested mappings."""
+    for key in path.split("."):
+        tree = tree[key]
+    return tree
+
+
 def _prefix(ref: object, full: str) -> bool:
     return isinstance(ref, str) and len(ref) >= 4 and full.startswith(ref)
 

@@ -191,7 +191,7 @@ def test_good_values_are_kept_in_their_own_type(name: str, value: object, kept: 
         ("algorithm", "ppo", "has no choice 'ppo'", None),
         ("algorithm", "GRPO", "has no choice 'GRPO'", "Write grpo"),
         ("algorithm", 3, "needs text, found 3", "Put it in quotes"),
-        ("algorithm", "sft", "sft is not built yet", None),
+        ("algorithm", "sft", "has no choice 'sft'", None),
         ("sampler", "sglang", "has no choice 'sglang'", None),
         ("reasoning_effort", "most", "has no choice 'most'", None),
         ("reasoning_effort", "LOW", "has no choice 'LOW'", "Write low"),

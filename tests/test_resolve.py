@@ -666,14 +666,26 @@ def test_a_refusal_travels_between_processes(world: World) -> None:
     assert len(again.problems) == 3
 
 
-def test_a_descriptor_is_refused_by_name_and_only_once(world: World) -> None:
-    body = parse("workload: t\nkind: run\nconfig: {dataset: d}")
-    problem = the(world.problems(body))
-    assert problem.field == "kind"
-    assert "descriptor" in problem.message
-    assert "not built yet" in problem.message
-    assert problem.where is not None
-    assert problem.where.line == 2
+def test_a_document_is_options_or_a_descriptor_and_never_a_mix(world: World) -> None:
+    body = parse("num_steps: 5\nconfig: {dataset: d}\nsmoke: {}\n")
+    found = world.problems(body)
+    assert [(p.field, p.where and p.where.line) for p in found] == [("config", 2), ("smoke", 3)]
+    assert "a document without kind is options" in found[0].message
+    assert found[0].hint == "Write kind: run for a descriptor"
+    body = parse("kind: run\nnum_steps: 5\nworkload: sums\nconfig: {dataset: d}\n")
+    (problem,) = world.problems(body)
+    assert "num_steps is an option, and a document with kind is a descriptor" in problem.message
+    assert problem.hint == "Did you mean config.hyperparams.training.maxSteps?"
+
+
+def test_the_algorithm_says_which_options_are_meant(world: World) -> None:
+    flat = world.plan({"algorithm": "sft", "dataset": "d", "lora_rank": 4})
+    assert (flat.method, flat.door, flat["lora_rank"]) == ("sft", "descriptor", 4)
+    assert world.plan({"dataset": "d", "lora_rank": 4}, algorithm="sft") == flat
+    twice = the(world.problems({"algorithm": "gspo"}, algorithm="sft"))
+    assert "stated twice, differently" in twice.message
+    twice = the(world.problems({"algorithm": "sft"}, algorithm="grpo"))
+    assert "stated twice, differently" in twice.message
 
 
 @pytest.mark.parametrize(("body", "found"), [([], "a list"), (42, "42"), ("x", 'the text "x"')])

@@ -19,8 +19,17 @@ from nbtrain.plan.statements import Statement
 
 __all__ = ["LATER", "STRICT", "TERMS", "Reward", "read_reward"]
 
-WEIGHT = Option("weight", "number", "Factor of the term's score in the sum.", "run", 1.0)
-_COLUMN = Option("column", "text", "Column of the task that holds the answer.", "run")
+
+def _named(value: str) -> str | None:
+    return None if value.strip() and len(value) <= 64 else "is text of 1 to 64 characters"
+
+
+WEIGHT = Option(
+    "weight", "number", "Factor of the term's score in the sum.", "run", 1.0, min=-1e9, max=1e9
+)
+NAME = Option("name", "text", "What the term is called; by default its kind or module.", "run",
+              nullable=True, complaint=_named)  # fmt: skip
+_COLUMN = Option("column", "text", "Column of the task that holds the answer.", "run", "answer")
 
 
 def _regex(text: str) -> Option:
@@ -33,7 +42,7 @@ TERMS: dict[str, tuple[Option, ...]] = {
         Option("module", "text", "Module of the bundle.", "run"),
         Option("function", "text", "Function of the module.", "run", "compute_score"),
     ),
-    "json-label-match": (),
+    "json-label-match": (_COLUMN,),
     "exact": (_COLUMN,),
     "numeric": (
         _COLUMN,
@@ -92,7 +101,7 @@ class _Reader:
                 hint = f"Did you mean {near[0]}?" if near else None
                 self.refuse(f"{name}.kind", what, kind, kinds, at, hint)
             return None
-        options = (WEIGHT, *TERMS[kind])
+        options = (WEIGHT, *TERMS[kind], NAME)
         self.unknown(value, name, kind, options)
         read = {option.name: self.parameter(value, option, name, where) for option in options}
         if self.found.bad & {f"{name}.{option.name}" for option in options}:
@@ -103,14 +112,16 @@ class _Reader:
         self, term: Mapping[str, Any], option: Option, name: str, where: Where | None
     ) -> Any:
         called = f"{name}.{option.name}"
-        value, at = term.get(option.name), _at(term, option.name) or where
+        spelt = option.name if option.name in term else _snake(option.name)
+        value, at = term.get(spelt), _at(term, spelt) or where
         if value is BROKEN:
             self.found.bad.add(called)
             return None
-        if value is None and option.default is not None:
+        if value is None and (option.default is not None or option.nullable):
             return option.default
         if value is None:
-            self.refuse(called, "is missing", where=where, hint=option.help)
+            if called not in self.found.bad:
+                self.refuse(called, "is missing", where=where, hint=option.help)
             return None
         if option.name == "bundle":
             return self.bundle(called, Statement(value, at))
@@ -126,9 +137,9 @@ class _Reader:
     ) -> None:
         names = ["kind", *(option.name for option in options)]
         for key in term:
-            if key not in names:
+            if key not in (*names, *map(_snake, names)):
                 where = term.where_key(key) if isinstance(term, SourcedMapping) else None
-                near = difflib.get_close_matches(str(key).replace("_", ""), names, n=1)
+                near = difflib.get_close_matches(str(key), names, n=1)
                 message = f"there is no parameter {name}.{key} of kind {kind}"
                 hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(names[1:])}"
                 self.found.refuse(Problem(f"{name}.{key}", message, key, where=where, hint=hint))
@@ -221,6 +232,9 @@ def _terms(reader: _Reader, stated: Statement) -> list[dict[str, Any]]:
         if term is not None:
             place = _at(value, "module") or at or where
             read.append(reader.finish(term, f"{name}.module", place))
+    if len(read) == len(terms) and all(term["weight"] == 0 for term in read):
+        message = "has no weight other than 0: nothing could be learned"
+        reader.refuse("reward.terms", message, where=where)
     return read
 
 
@@ -257,20 +271,30 @@ def _rule(
 
 
 def _finished(terms: list[dict[str, Any]], origin: str) -> Reward:
-    return Reward(terms, [_for_job(term, terms, n) for n, term in enumerate(terms)], origin)
+    terms = [_whole(term) for term in terms]
+    names = [term["name"] or _called(term) for term in terms]
+    for_job = []
+    for index, term in enumerate(terms):
+        earlier = names[:index].count(names[index])
+        name = f"{names[index]}-{earlier + 1}" if earlier else names[index]
+        for_job.append({_snake(key): value for key, value in term.items()} | {"name": name})
+    # a name changes nothing that is trained
+    hashed = [{key: value for key, value in term.items() if key != "name"} for term in terms]
+    return Reward(hashed, for_job, origin)
 
 
-def _for_job(term: dict[str, Any], terms: list[dict[str, Any]], index: int) -> dict[str, Any]:
-    """The term under the parameter names of Python, with a name of its own among the terms."""
-    names = [_called(each) for each in terms]
-    earlier = names[:index].count(names[index])
-    name = f"{names[index]}-{earlier + 1}" if earlier else names[index]
-    spelt = {"maxChars": "max_chars"}
-    return {spelt.get(key, key): value for key, value in term.items()} | {"name": name}
+def _whole(term: dict[str, Any]) -> dict[str, Any]:
+    """The term with the parameters that a grader leaves unsaid."""
+    unsaid = {option.name: option.default for option in (WEIGHT, *TERMS[term["kind"]], NAME)}
+    return unsaid | term
 
 
 def _called(term: Mapping[str, Any]) -> str:
     if term["kind"] != "rule":
         return str(term["kind"])
-    plain_name = term["function"] == "compute_score"
-    return str(term["module"]) if plain_name else f"{term['module']}:{term['function']}"
+    usual = term["function"] == "compute_score"
+    return str(term["module"]) if usual else f"{term['module']}:{term['function']}"
+
+
+def _snake(key: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in key)
