@@ -28,6 +28,7 @@ from nbtrain.training.supervised.preparing import Preparation, Prepared, naming
 from nbtrain.training.supervised.rates import rates_of
 from nbtrain.training.supervised.recording import SupervisedRecorder
 from nbtrain.training.supervised.saved import certificate, misfits
+from nbtrain.training.supervised.smoke import SmokeCheck, ending_of, without_validation
 
 __all__ = ["SupervisedJob"]
 
@@ -39,7 +40,7 @@ class SupervisedJob:
 
     def __init__(self, store: Store, run: StoredRun, attempt: int) -> None:
         self._store, self._run, self._attempt = store, run, attempt
-        self._plan = ResolvedPlan.from_json(run.resolved)
+        self._plan = without_validation(ResolvedPlan.from_json(run.resolved))
         self._folder = store.run_folder(run.run_id)
         self._writer = RunWriter(store, run.key, attempt)
 
@@ -74,6 +75,7 @@ class SupervisedJob:
             raise StartChecksFailed(ready.problems)
         if total != self._plan.total_steps and ranks.rank == 0:
             self._store.set_total_steps(self._run.key, total)
+        smoke = self._smoke(ready, ranks, device, control)
         loop = SupervisedLoop(
             self._plan,
             ready,
@@ -84,15 +86,34 @@ class SupervisedJob:
             environment=environment,
             tick=control,
             optimizer=optimizer,
+            until=smoke.until if smoke is not None else lambda step: False,
         )
         control.listen_for_sigterm()
         self._move(ranks, Phase.TRAINING, "; ".join(filter(None, [restored, *ready.remarks])))
         gc.collect()
         gc.freeze()
-        control.activity = loop.activity
+        control.activity = lambda: (smoke and smoke.activity) or loop.activity()
         ending = loop.run()
         self._move(ranks, Phase.RECORDING)
-        return ending
+        return ending if smoke is None else self._judged(smoke, ending, ranks)
+
+    def _smoke(
+        self,
+        ready: Prepared,
+        ranks: Ranks,
+        device: torch.device,
+        control: Control | FollowerControl,
+    ) -> SmokeCheck | None:
+        if self._plan.smoke is None:
+            return None
+        return SmokeCheck(self._store, self._plan, ready, ranks=ranks, device=device, tick=control)
+
+    def _judged(self, smoke: SmokeCheck, ending: Ending, ranks: Ranks) -> Ending:
+        """The ending with the verdict, which is kept."""
+        verdict = smoke.verdict()
+        if ranks.rank == 0:
+            self._store.put_verdict(self._run.key, verdict)
+        return ending if ending.failure is not None else Ending(ended=ending_of(verdict))
 
     def _control(self, ranks: Ranks) -> Control | FollowerControl:
         def beat(activity: str | None = None) -> None:
@@ -129,8 +150,6 @@ class SupervisedJob:
             says=control.doing,
             tick=control,
         ).run()
-        if self._plan.smoke is not None:
-            ready.problems.append(Problem("smoke", "smoke: a smoke check is not built yet"))
         if ranks.rank == 0:
             self._store.put_checks(self._run.key, [check.to_json() for check in ready.checks])
         for check in ready.checks:
@@ -150,7 +169,10 @@ class SupervisedJob:
         plan = self._plan
         if ready.order is None:
             return plan.total_steps
-        total = ready.order.total(epochs=plan["epochs"], max_steps=plan["max_steps"] or 0)
+        if plan.smoke is not None:
+            total = plan.total_steps
+        else:
+            total = ready.order.total(epochs=plan["epochs"], max_steps=plan["max_steps"] or 0)
         if total <= plan.start_step:
             name = naming(plan)
             message = (

@@ -39,6 +39,28 @@ class RowScores:
 
         Row by row, in the order of tokens. ``model`` is what is called, by default the model.
         """
+        logits, targets, rows = self._logits(batch, model)
+        log_probs, _ = token_scores(logits, targets, 1.0)
+        return log_probs, rows
+
+    @torch.no_grad()
+    def measured(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The same without gradient, and with the model left in eval mode: nothing is random."""
+        if self.model.training:
+            self.model.eval()
+        return self(batch)
+
+    @torch.no_grad()
+    def foremost(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """What :meth:`measured` gives, and which labels (T,) the model puts first."""
+        if self.model.training:
+            self.model.eval()
+        logits, targets, rows = self._logits(batch)
+        log_probs, _ = token_scores(logits, targets, 1.0)
+        return log_probs, rows, logits.argmax(-1) == targets
+
+    def _logits(self, batch: dict[str, Tensor], model: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (T, vocabulary) where a label is not ignored, those labels, and their rows."""
         labels = batch["labels"][:, 1:]
         rows, columns = (labels != IGNORED).nonzero(as_tuple=True)
         scored = rows * batch["labels"].shape[1] + columns
@@ -48,15 +70,7 @@ class RowScores:
         if logits.shape[:-1] != (1, len(scored)):
             msg = f"the model's head does not run once over its input: {tuple(logits.shape)}"
             raise RuntimeError(msg)
-        log_probs, _ = token_scores(logits[0], labels[rows, columns], 1.0)
-        return log_probs, rows
-
-    @torch.no_grad()
-    def measured(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The same without gradient, and with the model left in eval mode: nothing is random."""
-        if self.model.training:
-            self.model.eval()
-        return self(batch)
+        return logits[0], labels[rows, columns], rows
 
     @contextmanager
     def _only(self, scored: Tensor) -> Iterator[None]:

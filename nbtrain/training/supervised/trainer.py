@@ -139,15 +139,15 @@ class _Updates(torch.utils.data.Dataset[_Update]):
 class _Planned(LRScheduler):
     """The plan's rate of each global step, to the last bit."""
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, rate: Callable[[int], float], start: int
-    ) -> None:
-        self._rate, self._start = rate, start
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: TrainerSettings) -> None:
+        self._settings = settings
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
-        """The rate of the update that comes next."""
-        rate = self._rate(self._start + self.last_epoch + 1)
+        """The rate of the update that comes next; behind the last one, the last."""
+        settings = self._settings
+        step = min(settings.start_step + self.last_epoch + 1, settings.total_steps)
+        rate = settings.rate(step)
         return [rate for _ in self.optimizer.param_groups]
 
 
@@ -244,8 +244,7 @@ class SupervisedTrainer(SFTTrainer):  # type: ignore[misc]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The plan's schedule from ``start_step`` on."""
-        settings = self._settings
-        self.lr_scheduler = _Planned(self.create_optimizer(), settings.rate, settings.start_step)
+        self.lr_scheduler = _Planned(self.create_optimizer(), self._settings)
         return self.lr_scheduler
 
     def _prepare_for_training(
