@@ -78,8 +78,11 @@ def look(
     """What one statement names; what fails becomes a problem of ``key``."""
     value, where = statement.value, statement.where
     # registries take names, ids and objects; what plainly is neither never reaches them
-    if isinstance(value, bool | int | float | list | tuple | dict) or value == "":
+    empty = isinstance(value, str) and not value
+    if empty or isinstance(value, bool | int | float | list | tuple | dict):
         hint = "Put it in quotes" if isinstance(value, int | float) else None
+        if isinstance(value, list) and key.lower().endswith("dataset"):
+            hint = 'Register it first: client.datasets.register("NAME", data)'
         message = f"{key} needs a name or an id, found {describe(value)}"
         found.refuse(Problem(key, message, plain(value), where=where, hint=hint))
         return None
