@@ -28,8 +28,13 @@ WARNED = {
 }  # fmt: skip
 PASSED = WARNED | {"name": "rows", "measured": 160, "unit": "rows", "verdict": "passed"}
 FAILED_SMOKE = {
-    "passed": False, "score": 0.912, "threshold": 0.98, "suspected": "masking",
-    "worst": [{"line": 7, "score": 0.31}, {"line": 3, "score": 0.55}],
+    "passed": False, "score": 0.912, "threshold": 0.98, "rows": 8, "updates": 12,
+    "layer": "mask", "said": "the end token is not trained in 8 rows",
+    "worst": [
+        {"row": 6, "line": 7, "score": 0.31,
+         "first_difference": {"token": 3, "expected": " yes\n", "got": ""}},
+        {"row": 2, "line": 3, "score": 0.55},
+    ],
 }  # fmt: skip
 
 
@@ -231,22 +236,24 @@ def test_a_smoke_check_that_failed_succeeds_with_a_verdict(client: Client) -> No
         stored.loss(run, n, 2.0 / n)
     assert run.verdict is None
     run._store.put_verdict(run._key, FAILED_SMOKE)
-    stored.finish(run)
+    stored.finish(run, ended="smoke check failed: the verdict again")
     assert run.wait().status == "succeeded"
     assert run.verdict is not None
     assert (run.verdict.passed, run.verdict["score"]) == (False, 0.912)
     told = [
         "smoke check failed: score 0.912, needed 0.980",
-        "suspected: masking",
-        "worst rows: line 7 (0.310), line 3 (0.550)",
+        "suspected: mask (the end token is not trained in 8 rows)",
+        'worst: line 7 (0.310): after 3 tokens " yes\\n" should come, and nothing came',
+        "worst: line 3 (0.550)",
     ]
     assert repr(run.verdict).splitlines() == told
     lines = repr(run).splitlines()
     assert "smoke check failed · succeeded, COMPLETED" in lines[0]
     assert [line for line in lines if line in told] == told
+    assert "the verdict again" not in repr(run)
     assert "no validation dataset" not in repr(run)
     assert "#9a6700" in run._repr_mimebundle_()["text/html"]
-    assert run.diagnose().rules[0] == "smoke check"
+    assert run.diagnose().rules == ["smoke check", "learning"]
 
 
 def test_a_smoke_check_that_passed_is_green(client: Client) -> None:
@@ -383,7 +390,9 @@ def test_words_of_checks_and_verdicts() -> None:
     assert sentences({"passed": True, "score": 1.0, "threshold": 0.98}) == [
         "smoke check passed: score 1.000, needed 0.980"
     ]
-    assert sentences({"passed": False, "worst": [3, 9]})[-1] == "worst rows: line 3, line 9"
+    assert sentences({"passed": False, "worst": [{"row": 4}]}) == [
+        "smoke check failed", "worst: row 4"
+    ]  # fmt: skip
 
 
 # Diagnosis
@@ -466,7 +475,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("validation cost", "hint", with_steps(seconds_validation=3.0), "60% of the time of the last 20 steps goes into validation, every 10 steps"),
     ("start check packed loss", "hint", {"checks": [PASSED, WARNED]}, "packed loss 0.0081 nats (warns above 0.005): packed rows differ."),
     ("start check packed loss", "problem", {"checks": [WARNED | {"measured": 0.3, "verdict": "refused"}]}, "A start check refused: packed loss 0.3 nats (refuses above 0.025)"),
-    ("smoke check", "problem", {"smoke": True, "verdict": FAILED_SMOKE}, "score 0.912, needed 0.980; suspected: masking; worst rows: line 7 (0.310), line 3 (0.550)."),
+    ("smoke check", "problem", {"smoke": True, "verdict": FAILED_SMOKE}, "score 0.912, needed 0.980; suspected: mask (the end token is not trained in 8 rows); worst: line 7 (0.310): after"),
     ("no weight changed", "problem", {"updates_applied": 0, "losses": [], "steps": [], "rounds": []}, "without a single update"),
 ]  # fmt: skip
 # ruff: noqa: E501 (a case is a line)

@@ -180,8 +180,9 @@ class Run(RunTables, NotYet):
     def verdict(self) -> SmokeVerdict | None:
         """What a smoke check found; ``None`` of another run, and until it is over.
 
-        A mapping with ``passed``, ``score`` and ``threshold``; a smoke check that failed is a run
-        that succeeded with a verdict that did not pass.
+        A mapping with ``passed``, ``score``, ``threshold``, the suspected ``layer``, what is
+        ``said`` of it, and the ``worst`` rows. A smoke check that failed is a run that succeeded
+        with a verdict that did not pass.
         """
         found = self._store.run(self._key).verdict
         return None if found is None else SmokeVerdict(found)

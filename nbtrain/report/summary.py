@@ -184,7 +184,9 @@ def headline(summary: RunSummary) -> str:
 
 def message(summary: RunSummary) -> str | None:
     """The failure, or why the run ended early; cut to a length a notebook can hold."""
-    text = summary.failure or summary.ended
+    # A smoke check ends with its verdict, which is told in lines of its own
+    ended = summary.ended if summary.verdict is None else None
+    text = summary.failure or ended
     if text and len(text) > _LONGEST_MESSAGE:
         return f"{text[:_LONGEST_MESSAGE]} … ({len(text) - _LONGEST_MESSAGE:,} characters more)"
     return text

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["check_told", "checks_told", "headline", "sentences", "warned"]
 
-_ROWS = 5  # worst rows that are named
+_ROWS = 3  # worst rows that are told; the verdict has a few more
 
 
 def headline(verdict: Mapping[str, Any]) -> str:
@@ -21,28 +22,31 @@ def headline(verdict: Mapping[str, Any]) -> str:
 
 
 def sentences(verdict: Mapping[str, Any]) -> list[str]:
-    """What a smoke check found: the score, what is suspected, the rows it reproduces worst."""
+    """What a smoke check found: the score, the suspected layer, the rows it reproduces worst."""
     told = [headline(verdict)]
     if verdict.get("passed"):
         return told
-    suspected = verdict.get("suspected")
-    if suspected:
-        told.append(f"suspected: {suspected}")
-    if verdict.get("said"):
-        told.append(str(verdict["said"]))
-    worst = verdict.get("worst") or ()
-    if worst:
-        told.append(f"worst rows: {', '.join(map(_row, worst[:_ROWS]))}")
-    return told
+    layer, said = verdict.get("layer"), verdict.get("said")
+    if layer:
+        told.append(f"suspected: {layer}" + (f" ({said})" if said else ""))
+    return told + [f"worst: {_row(row)}" for row in (verdict.get("worst") or ())[:_ROWS]]
 
 
-def _row(row: Any) -> str:
-    if not isinstance(row, Mapping):
-        return f"line {row}"
-    place = row.get("line")
-    named = f"row {row.get('row')}" if place is None else f"line {place}"
-    score = row.get("score")
-    return named if score is None else f"{named} ({score:.3f})"
+def _row(row: Mapping[str, Any]) -> str:
+    """``line 7 (0.310): after 3 tokens " yes" should come, and " no" came``."""
+    line, score = row.get("line"), row.get("score")
+    told = f"row {row.get('row')}" if line is None else f"line {line}"
+    if score is not None:
+        told += f" ({score:.3f})"
+    apart = row.get("first_difference")
+    if not apart:
+        return told
+    expected, got = (_quoted(apart.get(name)) for name in ("expected", "got"))
+    return f"{told}: after {apart.get('token')} tokens {expected} should come, and {got} came"
+
+
+def _quoted(text: Any) -> str:
+    return json.dumps(str(text), ensure_ascii=False) if text else "nothing"
 
 
 def warned(checks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

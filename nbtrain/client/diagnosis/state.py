@@ -115,7 +115,7 @@ def ended_early(facts: Facts) -> Iterator[Finding]:
             f"{'rows' if facts.method == SFT else 'groups'}.",
             weight=0.99,
         )
-    elif facts.ended:
+    elif facts.ended and facts.verdict is None:
         yield Finding(
             "ended early",
             "hint",
