@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,13 @@ class SupervisedJob:
             ranks.while_waiting = control.waiting
         own = attempt_folder(self._folder, self._attempt)
         try:
-            return self._train(ranks, device, control, own)
+            return self._start(ranks, device, control, own)
         finally:
             if ranks.rank == 0:
                 for name in ("rows", "trainer"):
                     shutil.rmtree(own / name, ignore_errors=True)
 
-    def _train(
+    def _start(
         self,
         ranks: Ranks,
         device: torch.device,
@@ -68,6 +69,17 @@ class SupervisedJob:
     ) -> Ending:
         self._move(ranks, Phase.PREPARING, "reading the dataset")
         ready = self._prepare(ranks, device, control, own / "rows")
+        with closing(ready):
+            return self._train(ready, ranks, device, control, own / "trainer")
+
+    def _train(
+        self,
+        ready: Prepared,
+        ranks: Ranks,
+        device: torch.device,
+        control: Control | FollowerControl,
+        folder: Path,
+    ) -> Ending:
         environment = self._environment(device, ranks)
         total = self._total_steps(ready)
         restored, optimizer = self._restore(ready, ranks, environment, total)
@@ -80,7 +92,7 @@ class SupervisedJob:
             self._plan,
             ready,
             total_steps=total,
-            folder=own / "trainer",
+            folder=folder,
             recorder=None if ranks.rank else self._recorder(ready),
             ranks=ranks,
             environment=environment,
