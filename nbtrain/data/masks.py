@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from nbtrain.data.regions import content_text
 from nbtrain.data.rendering import Conversation, Renderer, Rendering, RowRefused
-from nbtrain.data.spans import Finder, Reply, content_text
+from nbtrain.data.spans import Finder, Reply
 from nbtrain.errors import Problem
 
 __all__ = ["LossRules", "MaskedRow", "Span", "cut", "mask_row"]

@@ -11,29 +11,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from nbtrain.data.probing import SENTINELS, changed_part
-from nbtrain.data.rendering import Conversation, Renderer, Rendering
+from nbtrain.data.probing import SENTINELS
+from nbtrain.data.regions import (
+    REASONING,
+    Region,
+    Regions,
+    content_text,
+    has_reasoning,
+    is_rich,
+)
 from nbtrain.errors import Problem
 
-__all__ = ["REASONING", "Finder", "Region", "Reply", "content_text"]
+__all__ = ["Finder", "Reply"]
 
 Message = dict[str, Any]
 
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which a message carries its reasoning."""
-
 _TAGS = re.compile(r"</?think>")
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Characters ``start`` to ``end`` (exclusive) of a rendering."""
-
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +49,8 @@ class Reply:
     missing: tuple[str, ...] = ()
 
 
-def content_text(message: Message) -> str:
-    """A message's content as one text, whatever form the template takes it in."""
-    content = message.get("content", "")
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
-    return str(content)
-
-
-class Finder:
+class Finder(Regions):
     """Finds messages in one rendering; renders more only where it has to."""
-
-    def __init__(self, renderer: Renderer, conversation: Conversation, whole: Rendering) -> None:
-        self._renderer = renderer
-        self._messages = list(conversation.messages)
-        self._tools = conversation.tools
-        self._whole = whole
 
     # --- replies
 
@@ -80,7 +61,7 @@ class Finder:
     def _quick(self, index: int) -> Reply | None:
         """A plain reply that is all that stands between its prompt and what follows it."""
         message, habits = self._messages[index], self._renderer.habits
-        if habits.lead is None or not habits.tail or index == 0 or _is_rich(message):
+        if habits.lead is None or not habits.tail or index == 0 or is_rich(message):
             return None
         text = self._whole.text
         opened = self._prefix(index, prompt=True)
@@ -181,104 +162,7 @@ class Finder:
         found = None if text is None else self._region(prompt, index - 1, text, prompt=True)
         return None if found is None else found.end
 
-    def _prefix(self, length: int, prompt: bool = False) -> str | None:
-        return self._render(self._messages[:length], prompt)
-
-    def _render(self, messages: Sequence[Message], prompt: bool = False) -> str | None:
-        try:
-            return self._renderer.text(messages, self._tools, prompt)
-        except Exception:  # a part of a conversation may be none that the template takes
-            return None
-
-    # --- regions
-
-    @cached_property
-    def regions(self) -> list[Region | None]:
-        """Each message's own text in the rendering; ``None`` where it has none."""
-        return [
-            self._region(self._messages, index, self._whole.text)
-            for index in range(len(self._messages))
-        ]
-
-    def region(self, index: int) -> Region | None:
-        """One message's own text, ``None`` where the rendering has none of it."""
-        if "regions" in self.__dict__:
-            return self.regions[index]
-        return self._region(self._messages, index, self._whole.text)
-
-    def _region(
-        self, messages: Sequence[Message], index: int, text: str, prompt: bool = False
-    ) -> Region | None:
-        found = [
-            region
-            for variants in self._variants(messages[index])
-            if (region := self._changed(messages, index, variants, text, prompt)) is not None
-        ]
-        if not found:
-            return None
-        return Region(min(r.start for r in found), max(r.end for r in found))
-
-    def _changed(
-        self,
-        messages: Sequence[Message],
-        index: int,
-        variants: Sequence[Message],
-        text: str,
-        prompt: bool = False,
-    ) -> Region | None:
-        rendered = [
-            self._render([*messages[:index], variant, *messages[index + 1 :]], prompt)
-            for variant in variants
-        ]
-        others = [one for one in rendered if one is not None and one != text]
-        return Region(*changed_part(text, others)) if others else None
-
-    def _changed_whole(self, index: int, variants: Sequence[Message]) -> Region | None:
-        return self._changed(self._messages, index, variants, self._whole.text)
-
-    def _variants(self, message: Message) -> Iterator[list[Message]]:
-        """For each part of a message: the message with that part replaced, twice."""
-        if content_text(message) or not _is_rich(message):
-            yield self._with_text(message)
-        if _has_reasoning(message):
-            yield self._with_reasoning(message)
-        for call in range(len(message.get("tool_calls") or ())):
-            yield self._with_arguments(message, call)
-
-    def _with_text(self, message: Message) -> list[Message]:
-        return [message | {"content": self._said(stand_in)} for stand_in in SENTINELS]
-
-    def _with_reasoning(self, message: Message) -> list[Message]:
-        carried = [key for key in REASONING if message.get(key)]
-        return [message | dict.fromkeys(carried, stand_in) for stand_in in SENTINELS]
-
-    def _said(self, text: str) -> Any:
-        return [{"type": "text", "text": text}] if self._renderer.habits.parts else text
-
-    def _with_arguments(self, message: Message, call: int) -> list[Message]:
-        changed = []
-        for stand_in in SENTINELS:
-            arguments: Any = {stand_in: stand_in}
-            if self._renderer.habits.arguments == "text":
-                arguments = f'{{"{stand_in}": "{stand_in}"}}'
-            calls = list(message["tool_calls"])
-            holder = calls[call].get("function")
-            if isinstance(holder, dict):
-                calls[call] = calls[call] | {"function": holder | {"arguments": arguments}}
-            else:
-                calls[call] = calls[call] | {"arguments": arguments}
-            changed.append(message | {"tool_calls": calls})
-        return changed
-
     # --- parts of a message
-
-    def left_out_call(self, index: int) -> bool:
-        """Whether the rendering lacks one of a message's tool calls."""
-        message = self._messages[index]
-        return any(
-            self._changed_whole(index, self._with_arguments(message, call)) is None
-            for call in range(len(message.get("tool_calls") or ()))
-        )
 
     def _calls_from(self, index: int, start: int) -> int | None:
         """Where the calls begin: after what else the message says, which stands before them."""
@@ -298,7 +182,7 @@ class Finder:
         """The regions of a message's text and reasoning, without its calls."""
         message = self._messages[index]
         parts = [self._with_text(message)] if content_text(message) else []
-        parts += [self._with_reasoning(message)] if _has_reasoning(message) else []
+        parts += [self._with_reasoning(message)] if has_reasoning(message) else []
         found = (self._changed_whole(index, variants) for variants in parts)
         return [region for region in found if region is not None]
 
@@ -310,7 +194,7 @@ class Finder:
             *thoughts, answer = [_squashed(piece) for piece in _TAGS.split(content)]
             if lacks or not _in_order([*thoughts, answer], shown):
                 yield "reasoning" if any(thoughts) and answer in shown else "text"
-        if _has_reasoning(message):
+        if has_reasoning(message):
             lacks = self._changed_whole(index, self._with_reasoning(message)) is None
             carried = [message[key] for key in REASONING if isinstance(message.get(key), str)]
             if lacks or any(_squashed(thought) not in shown for thought in carried):
@@ -330,14 +214,6 @@ def _in_order(pieces: Sequence[str], text: str) -> bool:
             return False
         place = found + len(piece)
     return True
-
-
-def _has_reasoning(message: Message) -> bool:
-    return any(message.get(key) for key in REASONING)
-
-
-def _is_rich(message: Message) -> bool:
-    return bool(message.get("tool_calls")) or _has_reasoning(message)
 
 
 def _squashed(text: str) -> str:
