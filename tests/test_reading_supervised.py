@@ -252,6 +252,7 @@ def test_a_smoke_check_that_failed_succeeds_with_a_verdict(client: Client) -> No
     assert [line for line in lines if line in told] == told
     assert "the verdict again" not in repr(run)
     assert "no validation dataset" not in repr(run)
+    assert "epoch 0.60 ·" in repr(run)
     assert "#9a6700" in run._repr_mimebundle_()["text/html"]
     assert run.diagnose().rules == ["smoke check", "learning"]
 

@@ -50,7 +50,7 @@ class LossCurve:
                 for p in rounds
             ],
             epoch=self._last.get("epoch"),
-            epochs=plan.options.get("epochs"),
+            epochs=None if plan.smoke else plan.options.get("epochs"),
             trained_tokens=self._last.get("trained_tokens"),
             validates=plan.validation_dataset is not None or plan.smoke is not None,
         )

@@ -70,7 +70,7 @@ def loss_figure(
             *zip(*rates, strict=True), color=RATE, linewidth=1.0, marker=marker, markersize=3
         )
         top = max(value for _, value in rates)
-        below.set_yticks([0, top], ["0", f"{top:g}"])
+        below.set_yticks([0, top], ["0", f"{top:.2g}"])
     below.set_ylabel("rate", fontsize=8)
     below.set_ylim(bottom=0)
     _dress(axes, title, total_steps, named=False)
