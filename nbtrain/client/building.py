@@ -35,17 +35,16 @@ def build(
 
     Without tasks, rewards and environment it is a bare workload.
     """
-    from nbtrain.catalog import bare_workload, build_workload
+    from nbtrain.catalog import build_workload
     from nbtrain.environments import check_columns as check_reset
     from nbtrain.rewards import check_columns
 
     problems: list[Problem] = []
     base_model = getattr(base_model, "slug", base_model)
     if tasks is None and rewards is None and environment is None:
-        problems += _without_tasks(held_out, raw)
-        if not problems:
-            return bare_workload(name, base_model=base_model, dataset=dataset, grader=grader)
-        raise Refused(problems)
+        return _bare(
+            held_out, raw, name=name, base_model=base_model, dataset=dataset, grader=grader
+        )
     terms, packed, identity = _rewards(rewards, environment, problems)
     contract, packed_environment, environment_identity = _environment(environment, raw, problems)
     try:
@@ -73,14 +72,23 @@ def build(
     return spec
 
 
-def _without_tasks(held_out: object, raw: object) -> list[Problem]:
-    """What says how tasks are taken says nothing where there are none."""
+def _bare(held_out: object, raw: object, **parts: Any) -> WorkloadSpec:
+    """A workload without tasks; what says how tasks are taken says nothing then."""
+    from nbtrain.catalog import bare_workload
+
     stated = {"held_out": (held_out, HELD_OUT), "raw": (raw, False)}
-    return [
+    problems = [
         Problem(field, f"{field} is stated, and there are no tasks", plain(value), hint=_TASKS)
         for field, (value, default) in stated.items()
         if not (isinstance(value, int | float) and value == default)
     ]
+    try:
+        spec = bare_workload(**parts)
+    except Refused as error:
+        problems = [*error.problems, *problems]
+    if problems:
+        raise Refused(problems)
+    return spec
 
 
 def _rewards(
