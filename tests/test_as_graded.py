@@ -201,6 +201,19 @@ def test_missing_grades_cost_a_step_and_five_of_them_the_run(model_folder: Path)
     adds_up(records.steps)
 
 
+@pytest.mark.parametrize("total", [1, 3])
+def test_a_short_run_that_never_gets_a_grade_fails_too(model_folder: Path, total: int) -> None:
+    loop, records = graded_loop(model_folder, total=total, reward=lambda text: None)
+    ending = loop.run()
+    assert "taught nothing: 12 of 12 trajectories were not graded" in str(ending.failure)
+    assert len(records.steps) == total
+    loop, _ = graded_loop(model_folder, total=total + 1)
+    loop.advance()
+    loop._collector._flight._rewards._score = lambda text: None
+    ending = loop.run()
+    assert ending.failure is None, "what was learned before counts"
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 def test_ties_train_through_kl_alone(model_folder: Path, beta: float) -> None:
     scores: list[Any] = [length]

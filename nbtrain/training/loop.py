@@ -294,7 +294,9 @@ class Loop:
         if self.not_finite >= NOT_FINITE_STEPS:
             reason = f"the loss or gradient was not finite in {self.not_finite} steps in a row"
             return Ending(failure=reason)
-        if self._grading_failed is not None:
+        several = min(BARREN_STEPS, self.settings.total_steps - self.settings.start_step)
+        # As graded a step without a grade is one of several; else it took a pass over the tasks
+        if self._grading_failed is not None and (not self.barren or self.barren >= several):
             self._save("interval")  # what was learned is there to go on from
             steps = (
                 f"{self.barren} steps up to {self.step}" if self.barren > 1 else f"step {self.step}"
@@ -340,9 +342,7 @@ class Loop:
         self._only_ties = all(j.outcome is GroupOutcome.NO_SIGNAL for j in batch.groups)
         self._budget = batch.ended
         self._record(batch, report, rate, sampled_by, seconds)
-        # As graded a step without a grade is one of several; else it took a pass over the tasks
-        if batch.grading_failed and (not batch.barren or self.barren >= BARREN_STEPS):
-            self._grading_failed = batch.cut_short
+        self._grading_failed = batch.cut_short if batch.grading_failed else None
         return report
 
     def _record(
