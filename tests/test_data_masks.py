@@ -210,7 +210,9 @@ def test_a_user_message_that_the_template_leaves_out_is_refused() -> None:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     expected = ["the chat template leaves out a user message"]
-    assert refusals(renderer_with(template, [END]), said("a", "b", "no", "d"), "last") == expected
+    for gone in ("no", "a", "assistant", "a text that is longer than most"):
+        row = said("a", "b", gone, "d")
+        assert refusals(renderer_with(template, [END]), row, "last") == expected
 
 
 def test_a_token_across_the_prompts_end_is_not_trained() -> None:

@@ -24,6 +24,9 @@ from nbtrain.errors import Problem
 
 __all__ = ["LossRules", "MaskedRow", "Span", "cut", "mask_row"]
 
+_SURELY_ITS_OWN = 16
+"""From how many characters on a text that stands in a rendering is not there by chance."""
+
 AssistantTurns = Literal["last", "all"]
 
 
@@ -231,7 +234,9 @@ def _left_out(
                 problems.append(Problem(field, "the chat template leaves out tool calls"))
             continue
         said = content_text(said_by).strip()
-        found = rendering.text.find(said, place) if role != "tool" else -1
+        # What a template turns into JSON, and words that its own text may hold, are rendered anew.
+        sure = role in ("system", "user") and len(said) >= _SURELY_ITS_OWN
+        found = rendering.text.find(said, place) if sure else -1
         if found >= 0:
             place = found + len(said)
         elif said and finder.region(index) is None:
