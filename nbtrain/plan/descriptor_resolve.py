@@ -15,7 +15,7 @@ from nbtrain.plan.descriptor_references import (
     look_up,
     values_before,
 )
-from nbtrain.plan.document import Document, read_descriptor, read_flat
+from nbtrain.plan.document import REWARD, Document, read_descriptor, read_flat
 from nbtrain.plan.draft import fill
 from nbtrain.plan.fields import check
 from nbtrain.plan.registry import Registry
@@ -86,7 +86,9 @@ def _resolve(found: Document, registry: Registry) -> ResolvedPlan:
         recorded = grader_statement if stated else Statement(workload_grader)
         if recorded is not None and recorded.value is not None and "grader" not in found.bad:
             grader = grader_with_id(found, registry, recorded, "grader")
-        if not draft.supervised and "workload" not in found.bad:
+        # unstated, it depends on the workload, which already has its refusal
+        told = "workload" not in found.bad or found.options.get(REWARD) is not None
+        if not draft.supervised and told:
             reward = read_reward(found, registry, refs.dataset, workload_grader)
     total = total_steps(draft)
     for problem in (
