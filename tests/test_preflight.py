@@ -16,6 +16,7 @@ from nbtrain.plan.memory import Memory, memory_of, memory_problem, size
 from nbtrain.plan.preflight import Estimate, about, duration, estimate
 from nbtrain.plan.rates import Measured, Rate
 from nbtrain.plan.registry import ModelSizes
+from nbtrain.plan.resolved import ModelRef, ResolvedPlan, Setting
 
 calm = settings(deadline=None, max_examples=40)
 SMOLLM2 = BaseModel(
@@ -208,6 +209,23 @@ def test_smollm2_needs_about_what_was_measured() -> None:
     """A step of 8 x 2 with prompts to 201 and replies to 64 tokens peaked at 2.1 to 2.2 GB."""
     found = memory(batch_size=2, group_size=8, max_staleness=0)
     assert 1.6e9 < found.peak() < 2.8e9
+
+
+def test_a_reference_is_one_adapter_more_and_short_passes_hold_less() -> None:
+    plan = World(models=[SMOLLM2]).plan({"max_staleness": 0}, base_model=SMOLLM2)
+
+    def needs(changed: ResolvedPlan) -> Memory:
+        found = memory_of(changed, SMOLLM2, longest=64, prompt_tokens=200)
+        assert found is not None
+        return found
+
+    usual = needs(plan)
+    warm = needs(replace(plan, warm_start=ModelRef("a", None, "b", "c", "d")))
+    assert warm.adapter - usual.adapter == 4_884_480 * 4
+    for sequences, less in ((2, True), (64, False)):
+        cap = Setting("micro_batch_sequences", sequences, "stated")
+        capped = needs(replace(plan, settings={**plan.settings, cap.name: cap}))
+        assert (capped.loss_least < usual.loss_least) is less
 
 
 def test_experts_get_no_adapter() -> None:

@@ -86,6 +86,7 @@ def memory_of(
     adapter = 4 * layers * plan["lora_rank"] * linear
     stale = plan["max_staleness"]
     kept = stale + 1 if stale and wide < 4 else 0  # in fp32 none is needed
+    kept += plan.warm_start is not None  # what the KL is taken to
     context = min(model.max_context, longest + prompt_tokens)
     kv_token = 2 * layers * keys * wide
     kv_one = kv_token * context
@@ -94,7 +95,9 @@ def memory_of(
     if not stale:
         flights = min(flights, plan["batch_size"] * plan["group_size"])
 
-    usual = min(MICRO_BATCH_TOKENS, plan["batch_size"] * plan["group_size"] * longest)
+    sequences = plan["batch_size"] * plan["group_size"]
+    sequences = min(sequences, plan.options.get("micro_batch_sequences") or sequences)
+    usual = min(MICRO_BATCH_TOKENS, sequences * longest)
 
     def loss(tokens: int) -> int:
         activations = layers * (tokens + prompt_tokens) * (10 * hidden + 5 * inner) * wide

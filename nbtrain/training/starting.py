@@ -164,8 +164,6 @@ class Starter:
             conversation=talks[0],
             tick=self._control,
         )
-        if starts_warm(plan):
-            flight.new_policy(0)
         self._try(
             Trial(flight, rewards, environments, talks[0], self._says, self._control),
             policy,
