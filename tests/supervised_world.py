@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nbtrain.catalog import Catalog
 from nbtrain.data.datasets import DatasetRegistry
+from nbtrain.jobs.environment import rank_environment
 from nbtrain.plan.resolved import (
     BaseModelRef,
     DatasetRef,
@@ -17,6 +21,7 @@ from nbtrain.plan.resolved import (
     Setting,
     WorkloadRef,
 )
+from nbtrain.processes import mark_of
 from nbtrain.store import Store, StoredRun, new_id
 from nbtrain.training.loop import Ending
 from nbtrain.training.supervised.job import SupervisedJob
@@ -141,6 +146,25 @@ class World:
         run = self.create(plan)
         ending = SupervisedJob(self.store, run, 1).run()
         return self.store.run(run.key), ending
+
+    def start(self, run: StoredRun, *, ranks: int = 1) -> list[subprocess.Popen[bytes]]:
+        """The processes of a run, as its host would start them; their output goes to a file."""
+        started = []
+        for rank in range(ranks):
+            env = rank_environment(
+                os.environ | {"NBTRAIN_HOME": str(self.store.home)},
+                mark=mark_of(run.run_id, 1),
+                threads=1,
+                gpu=False,
+                rank=rank,
+                ranks=ranks,
+            )
+            command = [sys.executable, "-m", "nbtrain.training.main", "--run", run.run_id]
+            with (self.store.home / f"rank{rank}.log").open("ab") as log:
+                started.append(
+                    subprocess.Popen([*command, "--attempt", "1"], env=env, stdout=log, stderr=log)
+                )
+        return started
 
     def steps(self, run: StoredRun) -> list[Any]:
         """The run's steps, oldest first."""

@@ -223,7 +223,9 @@ def test_the_model_receives_our_ids_and_labels_are_our_mask(tmp_path: Path) -> N
     assert seen == 10
 
 
-def test_rates_are_the_planned_ones_to_the_last_bit(tmp_path: Path) -> None:
+def test_rates_are_the_planned_ones_to_the_last_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[float] = []
     rates = [0.0, 0.1 / 3, 1e-3, 7e-5, 2e-2, 1e-9, 3e-4]
     trainer = made(tmp_path, rate=lambda step: rates[step], start=0, total=6)
@@ -233,7 +235,7 @@ def test_rates_are_the_planned_ones_to_the_last_bit(tmp_path: Path) -> None:
         seen.append(self.param_groups[0]["lr"])
         return step(self, *args, **kwargs)
 
-    trainer.optimizer.step = stepped.__get__(trainer.optimizer)
+    monkeypatch.setattr(torch.optim.AdamW, "step", stepped)
     trainer.train()
     assert seen == rates[1:]
 
@@ -296,7 +298,7 @@ def test_a_loss_that_is_no_number_fails_with_step_and_rows(tmp_path: Path) -> No
 def test_a_gradient_that_is_no_number_is_not_applied(tmp_path: Path) -> None:
     model = adapted()
     trainer = made(tmp_path, model=model, shuffle=False)
-    parameter = next(iter(model.trainable.values()))
+    parameter: Any = next(iter(model.trainable.values()))
     parameter.register_hook(lambda gradient: gradient * float("inf"))
     start = model.adapter_state()
     with pytest.raises(NotFiniteError, match="the gradient of step 1 is not finite"):

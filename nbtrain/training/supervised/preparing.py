@@ -92,6 +92,12 @@ class Prepared:
         assert self.tokenizer is not None
         return int(self.tokenizer.pad_token_id or 0)
 
+    def close(self) -> None:
+        """Close the files of rows."""
+        for rows in (self.rows, self.validation):
+            if rows is not None:
+                rows.close()
+
 
 class Preparation:
     """Tokenizes, loads and checks. ``scratch`` is a folder for tokenized rows.
@@ -173,7 +179,7 @@ class Preparation:
         if self._ranks.rank == 0:
             self._says(f"reading the dataset {ref.name or ref.dataset_id[:12]}")
             try:
-                found, _ = tokenize(
+                found = tokenize(
                     DatasetRegistry(self._store).get(ref.dataset_id),
                     renderer,
                     loss_rules(plan),

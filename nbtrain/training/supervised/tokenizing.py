@@ -18,7 +18,7 @@ from nbtrain.data.findings import Findings
 from nbtrain.data.masks import LossRules, MaskedRow, cut, mask_row
 from nbtrain.data.rendering import Renderer, RowRefused
 from nbtrain.errors import Problem
-from nbtrain.training.supervised.rows import RowWriter, TokenizedRows
+from nbtrain.training.supervised.rows import RowWriter
 
 __all__ = ["Rows", "Tokenized", "tokenize"]
 
@@ -81,8 +81,8 @@ def tokenize(
     source: str,
     most: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Tokenized, TokenizedRows]:
-    """Write the first ``most`` rows (all by default) into ``folder``; what was found, and the rows.
+) -> Tokenized:
+    """Write the first ``most`` rows (all by default) into ``folder``, and say what was found.
 
     ``progress`` is called with rows done and rows in all, after every row, and may raise to stop.
     ``source`` is what problems call the dataset. Positions of rows in ``folder`` are those in the
@@ -115,7 +115,7 @@ def tokenize(
         "%s: %d rows of %d, %d tokens, %d trained; %.0f rows/s",
         *(source, found.rows, total, found.tokens, found.trained_tokens, found.rate),
     )
-    return found, TokenizedRows(folder)
+    return found
 
 
 def _count(found: Tokenized, row: MaskedRow, renderer: Renderer) -> None:
