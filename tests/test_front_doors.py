@@ -354,7 +354,8 @@ SCRIPT = """
 import json, pathlib, sys, time
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 plan = json.loads(pathlib.Path(given["--plan"]).read_text())
-print("40 of 40 rows", flush=True)
+print("a library says so", flush=True)
+print(json.dumps({{"doing": "40 of 40 rows"}}), flush=True)
 {more}
 pathlib.Path(given["--out"]).write_text(json.dumps({{
     "checks": [
@@ -425,7 +426,7 @@ def test_an_interrupted_check_leaves_nothing_running(
     checker(
         more="import os, subprocess\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "print(os.getpid(), child.pid, flush=True)\ntime.sleep(600)"
+        "print(json.dumps({'doing': f'{os.getpid()} {child.pid}'}), flush=True)\ntime.sleep(600)"
     )
     pids: list[int] = []
 

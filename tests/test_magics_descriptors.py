@@ -145,7 +145,7 @@ def test_a_submission_again_is_told(shell: Shell, launched: list[Run]) -> None:
 CHECK = """
 import json, pathlib, sys
 out = sys.argv[sys.argv.index("--out") + 1]
-print("rows: 40 of 40", flush=True)
+print(json.dumps({"doing": "rows: 40 of 40"}), flush=True)
 check = {"name": "end token", "measured": 0, "unit": "rows without", "said": "", "warn": None,
          "refuse": 0, "at_least": False}
 pathlib.Path(out).write_text(json.dumps({"checks": [check], "problems": []}))

@@ -118,35 +118,51 @@ def run_checks(
 ) -> CheckReport:
     """Run the start checks of ``plan`` in a process of their own and return what they say.
 
-    ``told`` gets each line that says what is being checked. An interrupt ends the process and
+    ``told`` gets each sentence on what is being done. An interrupt ends the process and
     everything it started. Raises :class:`CheckingFailed` when it ends without a result.
     """
     from nbtrain.store import private_folder, write_json
 
     private_folder(store.home / "checks")
-    with tempfile.TemporaryDirectory(dir=store.home / "checks") as name:
+    with tempfile.TemporaryDirectory(dir=store.home / "checks", prefix="check-") as name:
         folder = Path(name)
         write_json(folder / "plan.json", plan.to_json())
         log = folder / "check.log"
         with log.open("wb") as errors:
-            process = _start(store, folder, errors)
+            process = _start(store, plan, folder, errors)
         try:
             for line in process.stdout or ():
-                told(line.strip())
+                if doing := _doing(line):
+                    told(doing)
             process.wait()
         finally:
-            _stop(process)
+            _stop(process, folder.name)
         return _read(folder / "checks.json", log, process.returncode)
 
 
-def _start(store: Store, folder: Path, errors: Any) -> subprocess.Popen[str]:
-    from nbtrain.jobs.environment import host_environment
+def _doing(line: str) -> str | None:
+    """What a line of the process says; libraries write other lines."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return str(found["doing"]) if isinstance(found, dict) and "doing" in found else None
+
+
+def _start(store: Store, plan: ResolvedPlan, folder: Path, errors: Any) -> subprocess.Popen[str]:
+    from nbtrain.jobs import environment as env
 
     argv = [*COMMAND, "--plan", str(folder / "plan.json"), "--out", str(folder / "checks.json")]
     url = None if store.database.path == store.home / "nbtrain.db" else store.url
+    stated, cores = os.environ.get("OMP_NUM_THREADS"), env.available_cores()
     return subprocess.Popen(
-        [*argv, "--folder", str(folder)],
-        env=host_environment(os.environ, home=store.home, url=url),
+        [*argv, "--folder", str(folder / "work")],
+        env=env.rank_environment(
+            env.host_environment(os.environ, home=store.home, url=url),
+            mark=folder.name,
+            threads=env.rank_threads(plan.to_json(), stated=stated, cores=cores),
+            gpu=env.has_gpu(),
+        ),
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -158,11 +174,11 @@ def _start(store: Store, folder: Path, errors: Any) -> subprocess.Popen[str]:
     )
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def _stop(process: subprocess.Popen[str], mark: str) -> None:
     """Nothing of it may be left, also when the waiting was interrupted."""
     who = process_identity(process.pid)
-    if who is not None:
-        stop_tree([who], grace=_GRACE_SECONDS, on_poll=lambda: _reap(process))
+    roots = [] if who is None else [who]
+    stop_tree(roots, grace=_GRACE_SECONDS, mark=mark, on_poll=lambda: _reap(process))
     with contextlib.suppress(OSError):
         if process.stdout is not None:
             process.stdout.close()

@@ -26,7 +26,8 @@ def dry_run(shell: Any, client: Client, view: ResolvedView, *, check: bool) -> A
     head = f"start checks of config {view.config_hash[:12]}"
 
     def told(line: str) -> None:
-        _publish(shell, f"{head}: {line}", f"<div>{html.escape(f'{head}: {line}')}</div>", place)
+        text = f"{head}: {line.removeprefix('start checks: ')}"
+        _publish(shell, text, f"<div>{html.escape(text)}</div>", place)
 
     _publish(shell, f"{head} …", f"<div>{html.escape(head)} …</div>", place, update=False)
     try:
