@@ -586,8 +586,9 @@ def test_every_misspelt_key_is_refused_with_the_nearest_name(home: Path) -> None
     assert "there is no option num_step (line 1" in told[0]
     assert "Did you mean num_steps?" in told[0]
     assert "Did you mean learning_rate?" in told[3]
-    (descriptor,) = refusals("num_step: 5\nkind: Run")
-    assert "line 2" in descriptor
+    told = refusals("num_step: 5\nkind: Run\nconfig: {datasets: d}")
+    assert "kind has no choice 'Run'; allowed: run (line 2" in told[1]
+    assert "Did you mean config.dataset?" in told[2]
     # what would be ignored cannot change anything, since nothing is
     assert plan("# num_step: 5\nnum_steps: 7").config_hash == plan("num_steps: 7").config_hash
 

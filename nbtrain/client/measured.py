@@ -33,17 +33,19 @@ _STEPS = 20  # last steps of a run whose tokens are counted
 
 def estimate_here(parts: Parts, plan: ResolvedPlan) -> Estimate | SupervisedEstimate:
     """What ``plan`` will take on this machine."""
-    if plan.method == SFT:
-        return estimate_supervised(plan, measured=earlier_supervised(parts, plan))
     registry = parts.registry
     machine = registry.machine()
     free = free_bytes(machine)
     if free is not None and not machine.gpus:
         free //= ranks_of(plan)  # ranks on the CPU share its memory
+    model = registry.base_model(plan.base_model.slug)
+    if plan.method == SFT:
+        measured = earlier_supervised(parts, plan)
+        return estimate_supervised(plan, model, measured=measured, free_bytes=free)
     workload = registry.workload(plan.workload.workload_id)
     return estimate(
         plan,
-        registry.base_model(plan.base_model.slug),
+        model,
         measured=earlier_runs(parts, plan),
         free_bytes=free,
         turns=workload.environment_identity is not None,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from nbtrain.plan.fields import show
+from nbtrain.plan.memory import WARN_SHARE, size
 from nbtrain.plan.preflight import about, duration
+from nbtrain.plan.registry import BaseModelInfo
 from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.plan.supervised_memory import SupervisedMemory, memory_of
 
 __all__ = ["SupervisedEstimate", "UpdateRate", "UpdateRates", "estimate_supervised", "sequences_of"]
 
@@ -62,6 +66,8 @@ class SupervisedEstimate:
 
     ``max_tokens`` is a bound: every row as long as ``max_seq_length``. What is expected goes by
     earlier runs on the same rows, and is ``None`` without any; so are the seconds of a token.
+    ``memory`` (bytes of one rank, rows of that length) is ``None`` where the model's headers tell
+    too little.
     """
 
     updates: int
@@ -77,6 +83,8 @@ class SupervisedEstimate:
     seconds: float | None
     seconds_per_token: float | None
     measured: UpdateRates | None
+    memory: SupervisedMemory | None = None
+    free_bytes: int | None = None
     at_most: bool = False
     ends_early: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -111,6 +119,7 @@ class SupervisedEstimate:
             f"{self.epochs:.3g} times {show(self.rows)} rows",
             self._of_validation(),
             self._of_tokens(),
+            self._of_memory(),
             self._of_time(),
         ]
         return [*told, *self.ends_early, *(f"hint: {warning}" for warning in self.warnings)]
@@ -129,6 +138,17 @@ class SupervisedEstimate:
         return (
             f"about {show(about(self.expected_tokens))} tokens, "
             f"{show(about(self.expected_trained_tokens))} of them trained; {most}"
+        )
+
+    def _of_memory(self) -> str:
+        memory, each = self.memory, " in each rank" if self.ranks > 1 else ""
+        if memory is None:
+            return "memory unknown: the model's headers do not tell its dimensions"
+        free = "" if self.free_bytes is None else f", {size(self.free_bytes)} free now"
+        return (
+            f"at most about {size(memory.total)} of memory{each} ({size(memory.weights)} base "
+            f"model, {size(memory.adapter)} adapter and optimizer, {size(memory.activations)} "
+            f"activations and logits of a pass of the longest rows allowed){free}"
         )
 
     def _of_time(self) -> str:
@@ -156,14 +176,23 @@ def sequences_of(plan: ResolvedPlan) -> int:
 
 
 def estimate_supervised(
-    plan: ResolvedPlan, *, measured: UpdateRates | None = None
+    plan: ResolvedPlan,
+    model: BaseModelInfo | None = None,
+    *,
+    measured: UpdateRates | None = None,
+    free_bytes: int | None = None,
 ) -> SupervisedEstimate:
-    """What the supervised ``plan`` will take. Packed, rows share sequences: there are fewer."""
+    """What the supervised ``plan`` will take. Packed, rows share sequences: there are fewer.
+
+    ``free_bytes`` is what one rank could use before the ``model`` is loaded.
+    """
     updates, each = plan.total_steps - plan.start_step, sequences_of(plan)
     rows = plan.workload.train_tasks
     rate = measured.mean if measured else None
     alike = rate if measured and measured.alike else None
     passes = updates * each / rows if rows else 0.0
+    longest = plan["max_seq_length"]
+    memory = None if model is None else memory_of(plan, model, longest=longest)
     return SupervisedEstimate(
         updates=updates,
         sequences_per_update=each,
@@ -178,5 +207,19 @@ def estimate_supervised(
         seconds=None if alike is None else updates * alike.seconds,
         seconds_per_token=rate.seconds / rate.tokens if rate and rate.tokens else None,
         measured=measured,
+        memory=memory,
+        free_bytes=free_bytes,
+        warnings=tuple(_tight(memory, free_bytes)),
         at_most=bool(plan.options.get("packing")),
+    )
+
+
+def _tight(memory: SupervisedMemory | None, free: int | None) -> Iterator[str]:
+    """That rows of the longest length allowed may not fit."""
+    if memory is None or free is None or memory.total <= WARN_SHARE * free:
+        return
+    yield (
+        f"memory: with rows of maxSeqLength a rank needs about {size(memory.total)} of the "
+        f"{size(free)} that are free; lower maxSeqLength or execution.microBatchSequences, or "
+        "state model.gradientCheckpointing: true"
     )

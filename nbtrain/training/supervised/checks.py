@@ -15,9 +15,9 @@ from torch import Tensor
 from nbtrain.errors import Problem, Where
 from nbtrain.plan.checks import Check
 from nbtrain.plan.memory import size
+from nbtrain.plan.supervised_memory import SupervisedMemory
 from nbtrain.training.adapted import AdaptedModel
 from nbtrain.training.supervised.collate import collate
-from nbtrain.training.supervised.memory import SupervisedMemory
 from nbtrain.training.supervised.rows import TokenizedRows
 from nbtrain.training.supervised.scores import RowScores
 from nbtrain.training.supervised.tokenizing import Tokenized

@@ -7,7 +7,7 @@ from typing import Literal
 
 from nbtrain.plan.memory import size
 from nbtrain.plan.resolved import ResolvedPlan
-from nbtrain.training.supervised.memory import SupervisedMemory
+from nbtrain.plan.supervised_memory import SupervisedMemory
 
 __all__ = ["Part", "sentence"]
 

@@ -24,6 +24,7 @@ from nbtrain.data.rendering import Renderer
 from nbtrain.errors import NbtrainError, Problem, Refused, StartChecksFailed
 from nbtrain.plan.checks import Check
 from nbtrain.plan.resolved import DatasetRef, ResolvedPlan
+from nbtrain.plan.supervised_memory import SupervisedMemory, memory_of
 from nbtrain.rollout.forward import described
 from nbtrain.rollout.ranks import Ranks
 from nbtrain.rollout.tokens import end_ids
@@ -32,7 +33,6 @@ from nbtrain.training.adapted import AdaptedModel, load_tokenizer
 from nbtrain.training.environment import emulated, free_memory
 from nbtrain.training.prepare_model import weights_folder
 from nbtrain.training.supervised import checks
-from nbtrain.training.supervised.memory import SupervisedMemory, memory_of
 from nbtrain.training.supervised.model import leaves_lean, load_model
 from nbtrain.training.supervised.order import Order
 from nbtrain.training.supervised.packing import pack, unpacked

@@ -34,7 +34,9 @@ def memory_of(
 ) -> SupervisedMemory | None:
     """What a rank holds in a pass of its longest sequences, ``None`` where the sizes are unknown.
 
-    ``longest`` are the tokens of the longest sequence, ``trained`` the share of them in the loss.
+    Without gradient checkpointing every layer keeps its activations, with it the input of each
+    and one layer's. ``longest`` are the tokens of the longest sequence, ``trained`` the share of
+    them in the loss.
     """
     sizes = model.sizes
     hidden, layers, vocabulary = sizes.hidden_size, sizes.layers, sizes.vocabulary
