@@ -328,6 +328,31 @@ def test_options_cannot_train_a_bare_workload(ready: Client) -> None:
     assert "dataset" in str(problem)
 
 
+def test_going_on_from_a_supervised_run(ready: Client, launched: list[Run]) -> None:
+    document = small(execution={"saveEvery": 5})
+    document["config"]["hyperparams"] = {"training": {"epochs": 2}}
+    first = ready.training.start(document)
+    stored.train(first)
+    checkpoint = stored.save(first, 5)
+    (problem,) = refused(
+        lambda: ready.training.resolve(
+            options={"algorithm": "sft", "epochs": 1}, parent_checkpoint_id=checkpoint
+        )
+    )
+    assert problem.field == "epochs"
+    document["config"]["hyperparams"]["training"]["epochs"] = 3
+    view = ready.training.resolve(document, parent_checkpoint_id=checkpoint)
+    assert (view.plan.start_step, view.plan.total_steps) == (5, 15)
+    certificate = "step 5 to 15, 10 updates, learning rate 5.455e-5 before, 6.25e-5 after"
+    assert certificate in view.notes
+    flat = ready.training.resolve(
+        options={"epochs": 3}, parent_checkpoint_id=checkpoint[:10], display_name="more"
+    )
+    assert flat.config_hash == view.config_hash
+    (inherited,) = [note for note in flat.notes if note.startswith("goes on from")]
+    assert "inherited: max_seq_length 512, save_every 5 and" in inherited
+
+
 @pytest.mark.parametrize(
     "data", [pd.DataFrame({"messages": [[]]}), [{"messages": []}], pd.DataFrame()]
 )

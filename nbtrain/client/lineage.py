@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nbtrain.plan.descriptor import fields_of
 from nbtrain.plan.fields import show
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.resolved import ResolvedPlan, Setting
@@ -24,7 +25,7 @@ def inherited(plan: ResolvedPlan) -> str | None:
     if plan.parent is None:
         return None
     names = [s for s in plan.settings.values() if s.origin == "inherited"]
-    telling = [s for s in names if not _is_default(s)]
+    telling = [s for s in names if not _is_default(s, plan)]
     listed = ", ".join(f"{s.name} {show(s.value)}" for s in telling)
     rest = len(names) - len(telling)
     text = (
@@ -38,9 +39,18 @@ def inherited(plan: ResolvedPlan) -> str | None:
     return text
 
 
-def _is_default(setting: Setting) -> bool:
+def _is_default(setting: Setting, plan: ResolvedPlan) -> bool:
+    """Whether it is the fixed default of the door that the plan came through."""
     option = OPTIONS.get(setting.name)
-    return option is not None and bool(setting.value == option.default)
+    if plan.door == "descriptor":
+        name = "setting" if plan.method == "sft" else "rl_setting"
+        own = (f.option for f in fields_of(plan.method) if getattr(f, name) == setting.name)
+        option = next(own, option)
+    if option is None or option.compute is not None:
+        return False
+    default = option.default
+    # BF16 in the document is bf16 among settings
+    return bool(setting.value == (default.lower() if isinstance(default, str) else default))
 
 
 def certificate(plan: ResolvedPlan, parent: ResolvedPlan | None) -> str | None:
