@@ -31,7 +31,7 @@ from nbtrain.training.supervised.answers import read_answers
 from nbtrain.training.supervised.collate import collate
 from nbtrain.training.supervised.preparing import Prepared, loss_rules
 from nbtrain.training.supervised.scores import RowScores
-from nbtrain.training.supervised.suspects import Layer, Scored, suspect
+from nbtrain.training.supervised.suspects import Layer, Scored, attainable, matching, suspect
 
 __all__ = ["SmokeCheck", "ending_of", "without_validation"]
 
@@ -43,7 +43,7 @@ MARGIN = 8
 """Tokens that a reply may go on beyond the answer, to show how it does."""
 EVERY_UPDATES, EVERY_EPOCHS = 10, 2
 """Updates between two measurements: the larger of so many updates and so many epochs."""
-PATIENCE = 4
+PATIENCE = 3
 """Measurements without a better score after which rows are given up that something about them
 keeps from being reproduced: more updates would not change that."""
 WORST_ROWS = 5
@@ -101,6 +101,7 @@ class SmokeCheck:
         self._scores = RowScores(ready.model.model, lean=False)
         self._sampler = self._make_sampler(ready.model.model)
         self._every = max(EVERY_UPDATES, EVERY_EPOCHS * ready.order.updates_per_epoch)
+        self._enough = min(self._smoke.threshold, attainable(self._answers))
         self._updates = 0
         self._best, self._stuck = -1.0, 0
         self._forced: list[float] = []
@@ -115,7 +116,8 @@ class SmokeCheck:
         """Whether training ends after global step ``step``: the rows are known by heart.
 
         Rows are written out only when enough of their tokens are predicted from the true text,
-        which is cheaper to see, and after the last step in any case.
+        which is cheaper to see, and after the last step in any case. Enough is the threshold, or
+        what rows that contradict each other can reach at most.
         """
         last = step == self._plan.total_steps
         self._updates = step - self._plan.start_step
@@ -124,7 +126,7 @@ class SmokeCheck:
         try:
             self._predict(step)
             forced = _mean(self._forced)
-            if not last and forced < self._smoke.threshold:
+            if not last and forced < self._enough:
                 return False
             self._write(step)
         finally:
@@ -250,7 +252,7 @@ class SmokeCheck:
         shares = []
         for answer, reply in zip(self._answers, self._replies, strict=True):
             pairs = zip(answer.stretches, reply.written, strict=True)
-            matched = sum(_matching(s.expected, written) for s, written in pairs)
+            matched = sum(matching(s.expected, written) for s, written in pairs)
             shares.append(matched / answer.tokens if answer.tokens else 0.0)
         return shares
 
@@ -259,10 +261,10 @@ class SmokeCheck:
         pairs = list(zip(answer.stretches, reply.written, strict=True))
         row: dict[str, Any] = {"row": answer.row, "line": answer.line, "score": share}
         stretch, written = next(
-            ((s, w) for s, w in pairs if _matching(s.expected, w) < len(s.expected)), (None, [])
+            ((s, w) for s, w in pairs if matching(s.expected, w) < len(s.expected)), (None, [])
         )
         expected = () if stretch is None else stretch.expected
-        at = _matching(expected, written)
+        at = matching(expected, written)
         return row | {
             "expected": self._text(expected),
             "got": self._text(written),
@@ -287,12 +289,6 @@ def ending_of(verdict: dict[str, Any]) -> str:
     if verdict["layer"] is not None:
         told += f"; suspected: {verdict['layer']}"
     return f"{told}; {verdict['said']}"
-
-
-def _matching(expected: Sequence[int], written: Sequence[int]) -> int:
-    """How many tokens of ``expected`` were written before the first other one."""
-    pairs = zip(expected, written, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(written)))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,13 +5,13 @@ Pure: from what was measured of each row to one layer and one sentence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from nbtrain.training.supervised.answers import Answer
+from nbtrain.training.supervised.answers import Answer, Stretch
 
-__all__ = ["Layer", "Scored", "contradictions", "suspect"]
+__all__ = ["Layer", "Scored", "attainable", "contradictions", "matching", "suspect"]
 
 Layer = Literal["mask", "template", "data", "training"]
 
@@ -31,17 +31,40 @@ class Scored:
     forced: float
 
 
+def matching(expected: Sequence[int], written: Sequence[int]) -> int:
+    """How many tokens of ``expected`` were written before the first other one."""
+    pairs = zip(expected, written, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(written)))
+
+
 def contradictions(answers: Sequence[Answer]) -> list[list[int]]:
     """Groups of rows (positions in ``answers``) that ask the same and answer differently."""
-    asked: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+    return [
+        sorted({position for position, _ in asked})
+        for asked in _by_prompt(answers)
+        if len({stretch.expected for _, stretch in asked}) > 1
+    ]
+
+
+def attainable(answers: Sequence[Answer]) -> float:
+    """The best mean score that rows can reach: after one prompt a model writes one text."""
+    best = 0.0
+    for asked in _by_prompt(answers):
+        texts = {stretch.expected for _, stretch in asked}
+        best += max(
+            sum(matching(s.expected, text) / answers[position].tokens for position, s in asked)
+            for text in texts
+        )
+    return best / len(answers) if answers else 0.0
+
+
+def _by_prompt(answers: Sequence[Answer]) -> Iterable[list[tuple[int, Stretch]]]:
+    """Stretches that start from the same prompt, each with its position in ``answers``."""
+    found: dict[tuple[int, ...], list[tuple[int, Stretch]]] = {}
     for position, answer in enumerate(answers):
         for stretch in answer.stretches:
-            asked.setdefault(stretch.prompt, {}).setdefault(stretch.expected, []).append(position)
-    return [
-        sorted({position for positions in said.values() for position in positions})
-        for said in asked.values()
-        if len(said) > 1
-    ]
+            found.setdefault(stretch.prompt, []).append((position, stretch))
+    return found.values()
 
 
 def suspect(
