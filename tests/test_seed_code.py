@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
 
+import descriptors
 import pytest
 
-from nbtrain.client import Run
+from nbtrain.client import Client, Run
 
 CHOOSE = """
 from nbtrain import Client
@@ -87,6 +89,39 @@ run = client.training.create(
     },
 )
 """
+
+
+DESCRIPTOR = """
+client = Client()
+client.datasets.register("support-triage-train", "rows.jsonl")
+client.workloads.create("support-triage")
+plan = client.training.resolve(descriptor)
+print(plan.config["method"], plan.execution["gpus"], plan.origins["config.dataset"], plan.hints)
+print(len(plan.to_frame()), plan.config_hash)
+started = client.training.start(descriptor)
+print(started.run_id, started.config_hash, len(started.earlier_runs))
+"""
+
+
+def test_a_descriptor_s_code_runs_as_it_stands(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    launched: list[Run],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(json.dumps(row) + "\n" for row in descriptors.TICKETS)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    descriptors.select_models(Client(), tmp_path)
+    (tmp_path / "run.json").write_text(descriptors.SUPERVISED)
+    for descriptor in (json.loads(descriptors.SUPERVISED), tmp_path / "run.json"):
+        exec(DESCRIPTOR, {"Client": Client, "descriptor": descriptor})
+    first, frame, started, *again = capsys.readouterr().out.splitlines()
+    assert first == "sft 1 stated []"
+    assert int(frame.split()[0]) > 35
+    assert started.split() == [launched[0].id, frame.split()[1], "0"]
+    assert again[-1].split() == [launched[1].id, frame.split()[1], "1"]
 
 
 def test_the_code_runs_as_it_stands(
