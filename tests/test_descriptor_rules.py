@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import Adapter, Bundle, Dataset, World, described_world, descriptor, digest, put
 
+from nbtrain.data import tasks
 from nbtrain.errors import PlanRefused, Problem
+from nbtrain.plan.descriptor_references import RESERVED
 from nbtrain.plan.registry import MachineInfo
 from nbtrain.plan.resolve import resolve
 from nbtrain.plan.resolved import ResolvedPlan
@@ -337,6 +339,14 @@ def test_rows_that_cannot_be_trained_on_are_counted(
     problem = the(world, document)
     assert problem.field == "dataset"
     assert told in problem.message
+
+
+def test_columns_that_rewards_get_from_the_run_are_refused(world: World) -> None:
+    world.datasets.append(Dataset("odd", columns=("prompts", "label")))
+    problem = the(world, descriptor("grpo", config={"dataset": "odd"}))
+    assert "has a column prompts" in problem.message
+    assert plan(world, descriptor(config={"dataset": "odd"}))
+    assert RESERVED == tasks._RESERVED
 
 
 def test_the_validation_dataset_is_another_one(world: World) -> None:

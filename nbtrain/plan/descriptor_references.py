@@ -17,6 +17,8 @@ from nbtrain.plan.resolved import Origin
 from nbtrain.plan.statements import Statement
 
 _PARENT = "parent_checkpoint_id"
+RESERVED = ("prompt", "prompts", "completion", "completions")
+"""Columns that a reward's arguments would hide."""
 
 
 def look_up(found: Document, registry: Registry) -> Found:
@@ -188,6 +190,14 @@ def _facts(found: Document, path: str, dataset: DatasetInfo) -> Iterator[Problem
             rows = f"{count:,} row" + ("s" if count > 1 else "") + f" (the first on line {line:,})"
             message = f"{name}: {title} has {told.format(rows)}"
             yield Problem(name, message, dataset.name or dataset.dataset_id, where=where)
+    for column in RESERVED if rl else ():
+        if column in dataset.columns:
+            message = (
+                f"{name}: {title} has a column {column}, which rewards get under that name from "
+                "the run"
+            )
+            hint = "Give the column another name"
+            yield Problem(name, message, column, where=where, hint=hint)
 
 
 def grader_problem(found: Document) -> Problem | None:
