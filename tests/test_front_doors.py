@@ -16,6 +16,7 @@ import descriptors
 import pandas as pd
 import pytest
 import stored
+from datasets_world import chat
 from descriptors import REINFORCEMENT, SUPERVISED, small
 
 from nbtrain.client import Client, Run, SubmittedBefore, checking
@@ -45,10 +46,19 @@ def refused(call: Callable[[], object]) -> list[Problem]:
 # The documents
 
 
+def test_the_samples_of_a_document_are_there_when_they_are_named(client: Client) -> None:
+    problems = refused(lambda: client.training.resolve(SUPERVISED))
+    assert [problem.field for problem in problems] == ["baseModel"]
+    mine = client.datasets.register("support-triage-train", [chat()])
+    assert client.datasets.get("support-triage-train").dataset_id == mine.dataset_id
+    assert client.datasets.get("support-triage-validation").rows == 96
+    assert client.workloads.get("support-triage").grader == "json-label-match"
+
+
 @pytest.mark.parametrize(
     ("document", "names"),
     [
-        (SUPERVISED, {"workload", "dataset", "baseModel"}),
+        (SUPERVISED.replace("support-triage", "letters"), {"workload", "dataset", "baseModel"}),
         (REINFORCEMENT, {"workload", "dataset", "baseModel", "reward.terms[0].bundle"}),
     ],
 )
@@ -276,9 +286,10 @@ def test_earlier_runs_of_the_recipe_with_their_last_reading(
 
 def test_a_submission_is_one_run(ready: Client, launched: list[Run]) -> None:
     first = ready.training.start(small(submissionId="monday"))
-    with pytest.warns(SubmittedBefore, match="monday"):
+    with pytest.warns(SubmittedBefore, match="monday") as told:
         second = ready.training.start(small(submissionId="monday", description="other words"))
     assert first == second
+    assert told[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         third = ready.training.start(small(submissionId="tuesday"))

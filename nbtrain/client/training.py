@@ -214,15 +214,16 @@ class Training:
         """The same as :meth:`create`; the run's ``config_hash`` and ``earlier_runs`` tell whether
         this recipe was trained before.
         """
-        return self.create(
+        view = self.resolve(
             descriptor,
+            options=options,
             bench_id=bench_id,
             base_model_slug=base_model_slug,
-            options=options,
             parent_checkpoint_id=parent_checkpoint_id,
             display_name=display_name,
             **also,
         )
+        return self.launch(view)
 
     def launch(self, view: ResolvedView, *, text: str | None = None) -> Run:
         """Start a resolved plan; ``text`` is the plan as it was typed, kept for the record.

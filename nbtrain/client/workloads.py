@@ -89,7 +89,7 @@ class WorkloadItem:
         }
         told += [f"{word} {value}" for word, value in beside.items() if value]
         note = f"\n{self.note}" if self.note else ""
-        return f"<Workload {self.name or ''} {self.id[:12]}: {', '.join(told)}>{note}"
+        return f"<Workload {f'{self.name} ' if self.name else ''}{self.id[:12]}: {', '.join(told)}>{note}"
 
 
 class Workloads:
