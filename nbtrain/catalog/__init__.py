@@ -13,6 +13,7 @@ from nbtrain.catalog.samples import (
     sums_rows,
 )
 from nbtrain.catalog.splitting import Split, Task
+from nbtrain.catalog.support_triage import SUPPORT_TRIAGE
 from nbtrain.catalog.workloads import (
     NAME,
     NAME_ALLOWED,
@@ -31,6 +32,7 @@ __all__ = [
     "NAME_ALLOWED",
     "SUMS",
     "SUMS_BASE_MODEL",
+    "SUPPORT_TRIAGE",
     "BaseModel",
     "Catalog",
     "DatasetName",

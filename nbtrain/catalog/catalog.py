@@ -31,12 +31,16 @@ class Catalog:
 
     ``samples`` maps the names of sample workloads to functions that build them: such a name is
     registered when it is first asked for, and again when another version registered it; nothing
-    else can be registered under it.
+    else can be registered under it. ``offers`` are samples whose names are free: what somebody
+    registers under one takes its place.
     """
 
-    def __init__(self, store: Store, samples: Samples | None = None) -> None:
+    def __init__(
+        self, store: Store, samples: Samples | None = None, offers: Samples | None = None
+    ) -> None:
         self._store = store
         self._samples = dict(samples or {})
+        self._offers = dict(offers or {})
         self._digests = FileDigests(store.home / "base_models" / "digests.json")
 
     # --- workloads
@@ -79,13 +83,15 @@ class Catalog:
         if ref in self._samples and (target is None or self._is_outdated(target)):
             return self._keep(self._samples[ref]())
         row = self._store.workload(ref)
+        if row is None and ref in self._offers:
+            return self._keep(self._offers[ref]())
         if row is None:
             raise self._unknown_workload(ref)
         return load_workload(self._folder(row["workload_id"]), ref if target else None)
 
     def sample(self, name: str) -> Workload:
         """The sample workload of this name, whatever an older version let the name mean."""
-        return self._keep(self._samples[name]())
+        return self._keep((self._samples | self._offers)[name]())
 
     def _is_outdated(self, workload_id: str) -> bool:
         row = self._store.workload(workload_id)
@@ -93,7 +99,9 @@ class Catalog:
 
     def workload_names(self) -> list[str]:
         """Every name that :meth:`workload` knows, the one moved last first, samples last."""
-        return list(dict.fromkeys([*self._store.aliases("workload"), *self._samples]))
+        return list(
+            dict.fromkeys([*self._store.aliases("workload"), *self._samples, *self._offers])
+        )
 
     def _folder(self, workload_id: str) -> Path:
         return private_folder(self._store.home / "workloads") / workload_id

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nbtrain.environments import Contract
     from nbtrain.rewards import RewardTerm
 
-__all__ = ["HELD_OUT", "build", "calculator", "sums"]
+__all__ = ["HELD_OUT", "build", "calculator", "sums", "support_triage"]
 
 HELD_OUT = 0.1
 """The fraction of prompts that is split off where nothing is stated."""
@@ -149,3 +149,10 @@ def calculator() -> WorkloadSpec:
         base_model=SUMS_BASE_MODEL,
         held_out=held_out,
     )
+
+
+def support_triage() -> WorkloadSpec:
+    """The sample workload ``support-triage``: letters that a descriptor's datasets hold."""
+    from nbtrain.catalog import SUPPORT_TRIAGE
+
+    return build(SUPPORT_TRIAGE, tasks=None, grader="json-label-match")

@@ -37,10 +37,14 @@ class Parts:
     @cached_property
     def catalog(self) -> Catalog:
         """Workloads and base models."""
-        from nbtrain.catalog import CALCULATOR, SUMS, Catalog
-        from nbtrain.client.building import calculator, sums
+        from nbtrain.catalog import CALCULATOR, SUMS, SUPPORT_TRIAGE, Catalog
+        from nbtrain.client.building import calculator, sums, support_triage
 
-        return Catalog(self.store, samples={SUMS: sums, CALCULATOR: calculator})
+        return Catalog(
+            self.store,
+            samples={SUMS: sums, CALCULATOR: calculator},
+            offers={SUPPORT_TRIAGE: support_triage},
+        )
 
     @cached_property
     def registry(self) -> ClientRegistry:
@@ -52,9 +56,11 @@ class Parts:
     @cached_property
     def datasets(self) -> DatasetRegistry:
         """Registered datasets."""
+        from nbtrain.catalog.support_triage import TRAIN, VALIDATION, triage_rows
         from nbtrain.data.datasets import DatasetRegistry
 
-        return DatasetRegistry(self.store)
+        samples = {TRAIN: lambda: triage_rows()[0], VALIDATION: lambda: triage_rows()[1]}
+        return DatasetRegistry(self.store, samples)
 
     @cached_property
     def bundles(self) -> BundleRegistry:

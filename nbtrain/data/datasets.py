@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,17 @@ _ID_SHAPED = re.compile(r"[0-9a-f]{12,64}")
 
 
 class DatasetRegistry:
-    """The datasets of one store."""
+    """The datasets of one store.
 
-    def __init__(self, store: Store) -> None:
+    ``samples`` maps names to functions that give rows: such a name is registered when it is first
+    asked for, unless something else has been registered under it.
+    """
+
+    def __init__(
+        self, store: Store, samples: Mapping[str, Callable[[], list[Row]]] | None = None
+    ) -> None:
         self._store = store
+        self._samples = dict(samples or {})
 
     def register(self, name: str, source: object, *, progress: Progress | None = None) -> Dataset:
         """Keep the rows of ``source`` and let ``name`` mean them.
@@ -84,6 +91,8 @@ class DatasetRegistry:
             msg = f"{ref!r} is no dataset: a name, an id or a dataset is expected"
             raise NotFound(msg)
         row = self._store.content("dataset", ref)
+        if row is None and ref in self._samples:
+            return self.register(ref, self._samples[ref]())
         if row is None:
             raise self._unknown(ref)
         names = self._store.aliases("dataset")
@@ -116,7 +125,7 @@ class DatasetRegistry:
         return self._store.home / "datasets" / dataset_id
 
     def _unknown(self, ref: str) -> NotFound:
-        names = list(self._store.aliases("dataset"))
+        names = list(dict.fromkeys([*self._store.aliases("dataset"), *self._samples]))
         near = difflib.get_close_matches(ref, names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         known = ", ".join(names[:20]) or "none yet"

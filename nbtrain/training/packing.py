@@ -182,8 +182,8 @@ def plan_rows(
     batches: list[list[list[Block]]] = []
     longest = 0
     for length, row in rows:
-        fits = batches and layout.holds(_sequences([*batches[-1], row]))
-        if fits and (len(batches[-1]) + 1) * longest <= layout.batch_tokens:
+        room = batches and layout.holds(_sequences([*batches[-1], row]))
+        if room and (len(batches[-1]) + 1) * longest <= layout.batch_tokens:
             batches[-1].append(row)
         else:
             batches.append([row])

@@ -31,7 +31,7 @@ def exact_reward(
 
 def rewards_of(folder: Path, seed: int, steps: int, rate: float) -> list[float]:
     """Mean reward of every step of one run; prints held-out shares before and after."""
-    from datasets import Dataset  # type: ignore[import-untyped]
+    from datasets import Dataset
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
 

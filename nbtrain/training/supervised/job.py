@@ -22,8 +22,10 @@ from nbtrain.training import checkpoints
 from nbtrain.training.control import Cancelled, Control, FollowerControl
 from nbtrain.training.environment import describe
 from nbtrain.training.loop import Ending
+from nbtrain.training.models import register_newest
 from nbtrain.training.outcome import attempt_folder
 from nbtrain.training.ranks import Joined, join_ranks
+from nbtrain.training.record import insist
 from nbtrain.training.supervised.loop import SupervisedLoop
 from nbtrain.training.supervised.preparing import Preparation, Prepared, naming
 from nbtrain.training.supervised.rates import rates_of
@@ -107,6 +109,8 @@ class SupervisedJob:
         control.activity = lambda: (smoke and smoke.activity) or loop.activity()
         ending = loop.run()
         self._move(ranks, Phase.RECORDING)
+        if ranks.rank == 0 and ending.failure is None:
+            insist(lambda: register_newest(self._store, self._run, self._plan))
         return ending if smoke is None else self._judged(smoke, ending, ranks)
 
     def _smoke(
