@@ -79,7 +79,8 @@ class DatasetItem:
         told += [f"{count:,} {kind}" for kind, (count, _) in self.facts.items()]
         if self.columns:
             told.append(f"columns {', '.join(self.columns)}")
-        return f"<Dataset {f'{self.name} ' if self.name else ''}{self.id[:12]}: {', '.join(told)}>"
+        called = f"{self.name} " if self.name else ""
+        return f"<Dataset {called}{self.id[:12]}: {', '.join(told)}>"
 
     def __repr__(self) -> str:
         lines = [self._line(), *([self.note] if self.note else [])]

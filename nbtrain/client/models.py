@@ -106,9 +106,10 @@ class ModelItem:
         return hash(self.model_id)
 
     def __repr__(self) -> str:
+        called = f"{self.name} " if self.name else ""
         step = "" if self.step is None else f", step {self.step:,}"
         return (
-            f"<Model {f'{self.name} ' if self.name else ''}{self.model_id[:12]}: {self.method} on "
+            f"<Model {called}{self.model_id[:12]}: {self.method} on "
             f"{self.base_model_slug}{step} of run {self.run_name or self.run_id[:12]}>"
             + (f"\n{self.note}" if self.note else "")
         )

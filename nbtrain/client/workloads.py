@@ -89,7 +89,8 @@ class WorkloadItem:
         }
         told += [f"{word} {value}" for word, value in beside.items() if value]
         note = f"\n{self.note}" if self.note else ""
-        return f"<Workload {f'{self.name} ' if self.name else ''}{self.id[:12]}: {', '.join(told)}>{note}"
+        called = f"{self.name} " if self.name else ""
+        return f"<Workload {called}{self.id[:12]}: {', '.join(told)}>{note}"
 
 
 class Workloads:
