@@ -56,7 +56,8 @@ def _check(plan_file: Path, out: Path, folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     find = _supervised if plan.method == "sft" else _reinforcement
     try:
-        checks, problems = find(open_store(), plan, folder)
+        with open_store() as store:
+            checks, problems = find(store, plan, folder)
     except StartChecksFailed as error:
         checks, problems = [], list(error.problems)
     found = {
@@ -84,6 +85,9 @@ def _supervised(store: Store, plan: ResolvedPlan, folder: Path) -> Found:
         ready = Preparation(
             store, without_validation(plan), rows, ranks=ranks, device=device, says=_tell
         ).run()
+        for read in (ready.rows, ready.validation):
+            if read is not None:
+                read.close()
     finally:
         shutil.rmtree(rows, ignore_errors=True)
     return ready.checks, ready.problems
