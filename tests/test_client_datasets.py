@@ -82,7 +82,7 @@ def test_bad_rows_are_refused_by_line(client: Client, tmp_path: Path) -> None:
     (problem,) = refused.value.problems
     assert problem.where is not None
     assert problem.where.line == 4
-    with pytest.raises(NotFound, match="no dataset is called .bad."):
+    with pytest.raises(NotFound, match=r"no dataset is called .bad."):
         client.datasets.get("bad")
 
 
