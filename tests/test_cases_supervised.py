@@ -165,7 +165,7 @@ def rows_by_step(world: World, run: StoredRun) -> dict[int, list[int]]:
 
 def test_rs04_rows_after_a_resume_are_those_of_the_straight_run(world: World) -> None:
     """10 rows, 2 a step, 3 epochs: stopped in the first, at the end and in the last epoch."""
-    rate = {"scheduler_kind": "constant"}
+    rate: dict[str, Any] = {"scheduler_kind": "constant"}
     straight, _ = world.train(world.plan(chats(10), **rate))
     expected = rows_by_step(world, straight)
     assert len(expected) == 15
@@ -213,7 +213,7 @@ def peak_of(world: World, path: Path, **changes: Any) -> int:
 
 @pytest.mark.long
 def test_rs04_after_every_step(world: World) -> None:
-    rate = {"scheduler_kind": "constant"}
+    rate: dict[str, Any] = {"scheduler_kind": "constant"}
     straight, _ = world.train(world.plan(chats(10), **rate))
     for step in range(1, 15):
         first, _ = world.train(world.plan(chats(10), max_steps=step, **rate))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tiny_models import byte_tokenizer, tiny_model
 from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 
+from nbtrain.rollout.ranks import Ranks
 from nbtrain.training.adapted import AdaptedModel, attach_adapter
 from nbtrain.training.supervised.model import only_adapter_dropout
 from nbtrain.training.supervised.order import Order
@@ -67,6 +69,7 @@ def made(
     lean: bool = False,
     after: Callable[[UpdateDone], bool | None] = lambda done: None,
     tick: Callable[[], None] = lambda: None,
+    ranks: Ranks | None = None,
 ) -> SupervisedTrainer:
     rows = some_rows(folder)
     order = Order(
@@ -97,6 +100,7 @@ def made(
         folder=folder / "trainer",
         after=after,
         tick=tick,
+        ranks=ranks,
     )
 
 
@@ -304,6 +308,61 @@ def test_a_gradient_that_is_no_number_is_not_applied(tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match="the gradient of step 1 is not finite"):
         trainer.train()
     assert all(torch.equal(start[name], now) for name, now in model.adapter_state().items())
+
+
+class Threads:
+    """Ranks that are threads of this process."""
+
+    def __init__(self, rank: int, barrier: Barrier, board: list[Any]) -> None:
+        self.rank, self.size = rank, barrier.parties
+        self._barrier, self._board = barrier, board
+
+    def gather(self, value: Any) -> list[Any]:
+        self._board[self.rank] = value
+        self._barrier.wait(60)
+        found = list(self._board)
+        self._barrier.wait(60)
+        return found
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        every = self.gather([tensor.detach().clone() for tensor in tensors])
+        with torch.no_grad():
+            for tensor, *parts in zip(tensors, *every, strict=True):
+                tensor.copy_(torch.stack(parts).sum(0))
+
+
+def test_two_ranks_make_the_updates_of_one(
+    tmp_path: Path, whole: tuple[list[UpdateDone], dict[str, Tensor]]
+) -> None:
+    """The last update of the epoch has one pass: the other rank has nothing to run."""
+    done, adapter = whole
+    barrier, board = Barrier(2), [None, None]
+    updates: list[list[UpdateDone]] = [[], []]
+    models = [adapted(), adapted()]
+    trainers = [
+        made(
+            tmp_path / str(rank),
+            model=models[rank],
+            total=3,
+            after=updates[rank].append,
+            ranks=Threads(rank, barrier, board),
+        )
+        for rank in (0, 1)
+    ]
+    threads = [Thread(target=trainer.train) for trainer in trainers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for one, two, three in zip(done, *updates, strict=True):
+        assert one.rows == two.rows == three.rows
+        assert two.loss == three.loss
+        assert one.trained_tokens == two.trained_tokens == three.trained_tokens
+        assert math.isclose(one.loss, two.loss, rel_tol=1e-5)
+        assert math.isclose(one.grad_norm, two.grad_norm, rel_tol=1e-4)
+    for name, tensor in adapter.items():
+        torch.testing.assert_close(models[0].adapter_state()[name], tensor, rtol=2e-3, atol=1e-4)
+        assert torch.equal(*(model.adapter_state()[name] for model in models))
 
 
 def test_stops_between_passes(tmp_path: Path) -> None:
