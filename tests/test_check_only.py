@@ -24,6 +24,7 @@ from nbtrain.client.checking import run_checks
 from nbtrain.plan.resolved import ResolvedPlan, SmokeRef
 from nbtrain.store import open_store
 from nbtrain.training import check
+from nbtrain.training.supervised import smoke
 
 
 @pytest.fixture
@@ -209,3 +210,30 @@ def test_the_client_reads_what_it_writes(world: World, tmp_path: Path) -> None:
     assert not report.ok
     assert "line 3" in repr(report)
     assert "loading the model" in told
+
+
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_told(world: World, tmp_path: Path) -> None:
+    parent, _ = world.train(world.plan(chats(4), epochs=1))
+    plan = world.plan(chats(4), parent=parent, lora_rank=8, epochs=1)
+    command = Command(tmp_path, plan.to_json())
+    assert command.here() == 0
+    _, problems = command.found()
+    assert [p["field"] for p in problems] == ["training.epochs", "parent_checkpoint_id"]
+    assert "does not fit" in problems[1]["message"]
+
+
+def test_a_model_that_cannot_write_is_no_model_for_a_smoke_check(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unable(*given: object, **named: object) -> None:
+        msg = "its cache cannot be copied"
+        raise ValueError(msg)
+
+    monkeypatch.setattr(smoke, "RaggedSampler", unable)
+    monkeypatch.setattr(smoke, "GenerateSampler", unable)
+    plan = replace(world.plan(chats(4)), smoke=SmokeRef(4, 50, 0.9))
+    command = Command(tmp_path, plan.to_json())
+    assert command.here() == 0
+    _, (problem,) = command.found()
+    assert problem["field"] == "smoke"
+    assert problem["message"].endswith("smoke check: its cache cannot be copied")

@@ -71,23 +71,31 @@ def _check(plan_file: Path, out: Path, folder: Path) -> None:
 
 def _supervised(store: Store, plan: ResolvedPlan, folder: Path) -> Found:
     import shutil
+    from contextlib import closing
 
     from transformers.utils import logging
 
+    from nbtrain.errors import StartChecksFailed
     from nbtrain.training.ranks import join_ranks
     from nbtrain.training.supervised.preparing import Preparation
-    from nbtrain.training.supervised.smoke import without_validation
+    from nbtrain.training.supervised.restoring import restore, total_steps
+    from nbtrain.training.supervised.smoke import SmokeCheck, without_validation
 
     logging.disable_progress_bar()
+    plan = without_validation(plan)
     ranks, device = join_ranks(folder, 0)
     rows = folder / "rows"
     try:
-        ready = Preparation(
-            store, without_validation(plan), rows, ranks=ranks, device=device, says=_tell
-        ).run()
-        for read in (ready.rows, ready.validation):
-            if read is not None:
-                read.close()
+        ready = Preparation(store, plan, rows, ranks=ranks, device=device, says=_tell).run()
+        with closing(ready):
+            total = total_steps(plan, ready)
+            restore(store, plan, ready, total=total, ranks=plan["gpus"], environment={})
+            if plan.smoke is not None and not ready.problems:
+                _tell("reading the answers of the smoke check")
+                try:
+                    SmokeCheck(store, plan, ready, ranks=ranks, device=device)
+                except StartChecksFailed as error:
+                    ready.problems += error.problems
     finally:
         shutil.rmtree(rows, ignore_errors=True)
     return ready.checks, ready.problems

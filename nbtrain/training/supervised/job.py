@@ -13,12 +13,11 @@ import torch
 import trl
 from transformers.utils import logging as transformers_logging
 
-from nbtrain.errors import Problem, StartChecksFailed
+from nbtrain.errors import StartChecksFailed
 from nbtrain.plan.phases import Phase
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.rollout.ranks import Ranks
 from nbtrain.store import RunWriter, Store, StoredRun
-from nbtrain.training import checkpoints
 from nbtrain.training.control import Cancelled, Control, FollowerControl
 from nbtrain.training.environment import describe
 from nbtrain.training.loop import Ending
@@ -27,10 +26,9 @@ from nbtrain.training.outcome import attempt_folder
 from nbtrain.training.ranks import Joined, join_ranks
 from nbtrain.training.record import insist
 from nbtrain.training.supervised.loop import SupervisedLoop
-from nbtrain.training.supervised.preparing import Preparation, Prepared, naming
-from nbtrain.training.supervised.rates import rates_of
+from nbtrain.training.supervised.preparing import Preparation, Prepared
 from nbtrain.training.supervised.recording import SupervisedRecorder
-from nbtrain.training.supervised.saved import certificate, misfits
+from nbtrain.training.supervised.restoring import restore, total_steps
 from nbtrain.training.supervised.smoke import SmokeCheck, ending_of, without_validation
 
 __all__ = ["SupervisedJob"]
@@ -83,8 +81,10 @@ class SupervisedJob:
         folder: Path,
     ) -> Ending:
         environment = self._environment(device, ranks)
-        total = self._total_steps(ready)
-        restored, optimizer = self._restore(ready, ranks, environment, total)
+        total = total_steps(self._plan, ready)
+        restored, optimizer = restore(
+            self._store, self._plan, ready, total=total, ranks=ranks.size, environment=environment
+        )
         if ready.problems:
             raise StartChecksFailed(ready.problems)
         if total != self._plan.total_steps and ranks.rank == 0:
@@ -179,63 +179,6 @@ class SupervisedJob:
             device, precision=self._plan["precision"], kv_budget_bytes=0, ranks=ranks.size
         )
         return found | {"trl": trl.__version__}
-
-    def _total_steps(self, ready: Prepared) -> int:
-        """The last global step, which packing makes known only now."""
-        plan = self._plan
-        if ready.order is None:
-            return plan.total_steps
-        if plan.smoke is not None:
-            total = plan.total_steps
-        else:
-            total = ready.order.total(epochs=plan["epochs"], max_steps=plan["max_steps"] or 0)
-        if total <= plan.start_step:
-            name = naming(plan)
-            message = (
-                f"nothing is left to train: the run ends at step {total}, and goes on from "
-                f"step {plan.start_step}"
-            )
-            hint = f"Raise {name('epochs')} or {name('max_steps')}"
-            ready.problems.append(Problem(name("epochs"), message, hint=hint))
-        return total
-
-    def _restore(
-        self, ready: Prepared, ranks: Ranks, environment: dict[str, Any], total: int
-    ) -> tuple[str | None, dict[str, torch.Tensor] | None]:
-        """Load the parent checkpoint: what was restored, and the optimizer's state.
-
-        What keeps it from being restored is added to the problems.
-        """
-        plan, parent = self._plan, self._plan.parent
-        if parent is None or ready.model is None or ready.order is None:
-            return None, None
-        try:
-            loaded = checkpoints.load(
-                Path(parent.path),
-                checkpoint_id=parent.checkpoint_id,
-                base_fingerprint=plan.base_model.fingerprint,
-                tokenizer_fingerprint=ready.tokenizer_fingerprint,
-                training_state=not plan["load_weights_only"],
-            )
-            ready.model.load_adapter_state(loaded.adapter)
-        except (checkpoints.CheckpointError, ValueError) as error:
-            ready.problems.append(Problem("parent_checkpoint_id", str(error)))
-            return None, None
-        if loaded.state is None or loaded.optimizer is None:
-            return "restored weights only: fresh optimizer, schedule and data order", None
-        ready.problems += misfits(loaded.state, plan, ready.order, ranks=ranks.size)
-        if ready.problems:
-            return None, None
-        before = ResolvedPlan.from_json(self._store.find_run(parent.run_id).resolved)
-        said = certificate(
-            loaded.state,
-            total_steps=total,
-            rate_after=rates_of(plan, total)(plan.start_step + 1),
-            environment=environment,
-            options=plan.options,
-            parent_options=before.options,
-        )
-        return said, loaded.optimizer
 
     def _recorder(self, ready: Prepared) -> SupervisedRecorder:
         plan = self._plan
