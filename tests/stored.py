@@ -161,7 +161,8 @@ SFT_SETTINGS: dict[str, Any] = {
     "lora_target_modules": "default", "optimizer_kind": "adamw", "learning_rate": 1e-4,
     "weight_decay": 0.0, "max_grad_norm": 1.0, "scheduler_kind": "linear", "warmup_ratio": 0.0,
     "min_learning_rate_ratio": 0.0, "epochs": 2, "max_steps": 0, "micro_batch_per_gpu": 2,
-    "micro_batch_sequences": None,
+    "micro_batch_sequences": None, "gradient_checkpointing": False,
+    "attention_implementation": "sdpa", "packing": False,
     "gradient_accumulation": 4, "validation_frequency_steps": 10, "seed": 42,
     "max_seq_length": 2048, "precision": "bf16", "load_weights_only": False, "gpus": 1,
 }  # fmt: skip

@@ -26,7 +26,7 @@ import psutil
 import pytest
 import stored
 import torch
-from kernels import CellFailed, kernel
+from live_kernels import CellFailed, kernel
 from safetensors.torch import load_file, save_file
 from scripted import ScriptedRewards, ScriptedSampler
 from sqlalchemy import insert, text

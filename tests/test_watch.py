@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import stored
-from kernels import Kernel, kernel
+from live_kernels import Kernel, kernel
 from sqlalchemy import insert
 
 from nbtrain.client import Client, Run

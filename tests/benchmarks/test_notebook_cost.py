@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import stored
-from kernels import kernel
+from live_kernels import kernel
 from sqlalchemy import insert
 
 from nbtrain.client import Client, Run

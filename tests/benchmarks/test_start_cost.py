@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kernels import TIMEOUT
+from live_kernels import TIMEOUT
 
 from nbtrain.client import Client, Run
 from nbtrain.errors import RunEnded

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kernels import CellFailed, Kernel, kernel
+from live_kernels import CellFailed, Kernel, kernel
 
 from nbtrain.client import Client
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from kernels import CellFailed, kernel
+from live_kernels import CellFailed, kernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
