@@ -1,5 +1,5 @@
 """Chat rows: strict reader, registry, chat templates and loss masks, tasks, analysis.
 
-Only :mod:`nbtrain.data.rendering` and what is built on it need a tokenizer, and only inside a
-job's process or a side process.
+Rendering, and what is built on it, needs a tokenizer: it is handed one, inside a
+job's process or the side process (:mod:`nbtrain.data.side`), which alone loads one.
 """
