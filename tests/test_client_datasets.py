@@ -139,6 +139,7 @@ def test_texts_of_rows_are_escaped(client: Client) -> None:
 
 
 def test_what_a_model_reads(sums: Client) -> None:
+    before = set(sys.modules)
     page = sums.datasets.rows("sums", 30, 3, model=TINY)
     assert [row.index for row in page] == [30, 31, 32]
     assert all(row.tokens and row.tokens > (row.trained_tokens or 0) > 0 for row in page)
@@ -160,10 +161,7 @@ def test_what_a_model_reads(sums: Client) -> None:
     assert "<mark" in preview._repr_html_()
     with pytest.raises(IndexError):
         sums.datasets.preview("sums", 40, TINY)
-    assert not {"torch", "transformers"} & set(sys.modules) - _BEFORE
-
-
-_BEFORE = set(sys.modules)
+    assert not {"torch", "transformers"} & set(sys.modules) - before
 
 
 def test_the_loss_decides_what_is_marked(client: Client) -> None:

@@ -186,7 +186,7 @@ def test_small_listings(shell: Shell) -> None:
     assert "takes one name at most" in shell.refuse("%train datasets a b")
     result = shell.run("%train models nowhere")
     assert isinstance(result.error_in_exec, CellError)
-    assert "no model goes by" in str(result.error_in_exec)
+    assert "no model is called" in str(result.error_in_exec)
 
 
 def test_options_of_a_supervised_run(shell: Shell) -> None:

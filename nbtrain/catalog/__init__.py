@@ -15,8 +15,6 @@ from nbtrain.catalog.samples import (
 from nbtrain.catalog.splitting import Split, Task
 from nbtrain.catalog.support_triage import SUPPORT_TRIAGE
 from nbtrain.catalog.workloads import (
-    NAME,
-    NAME_ALLOWED,
     DatasetName,
     Workload,
     WorkloadSpec,
@@ -28,8 +26,6 @@ from nbtrain.catalog.workloads import (
 __all__ = [
     "CALCULATOR",
     "EMBEDDED",
-    "NAME",
-    "NAME_ALLOWED",
     "SUMS",
     "SUMS_BASE_MODEL",
     "SUPPORT_TRIAGE",

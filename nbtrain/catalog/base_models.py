@@ -5,7 +5,6 @@ Four kinds: the embedded one, a local folder, a repository on the hub, a local G
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from nbtrain.catalog.sizes import model_sizes
 from nbtrain.catalog.thinking import template_kind, templates_in, thinking
 from nbtrain.errors import NotFound, Problem, Refused
 from nbtrain.plan.registry import ModelSizes, Template
+from nbtrain.store.names import unknown
 
 __all__ = ["EMBEDDED", "BaseModel", "check_model_name", "embedded_folder", "read_base_model"]
 
@@ -103,13 +103,8 @@ def read_base_model(ref: str, digests: FileDigests, *, slug: str | None = None) 
 
 def unknown_model(ref: str, known: Mapping[str, object] | list[str]) -> NotFound:
     """The error for a name that nothing goes by, with the nearest known one."""
-    names = sorted(known)
-    near = difflib.get_close_matches(ref, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return NotFound(
-        f"no base model is called {ref!r}; {hint}known here: {', '.join(names)}; besides, any "
-        "repository (owner/name), local folder (./folder) or .gguf file"
-    )
+    besides = "; besides, any repository (owner/name), local folder (./folder) or .gguf file"
+    return unknown(ref, "base model", sorted(known), besides)
 
 
 def check_model_name(name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from nbtrain.catalog.repositories import is_repository
 from nbtrain.catalog.workload_files import write_workload
 from nbtrain.catalog.workloads import VERSION, Workload, WorkloadSpec, load_workload
 from nbtrain.errors import NotFound, Problem, Refused
-from nbtrain.store import Store, private_folder
+from nbtrain.store import Store, private_folder, unknown
 
 __all__ = ["Catalog"]
 
@@ -86,7 +85,7 @@ class Catalog:
         if row is None and ref in self._offers:
             return self._keep(self._offers[ref]())
         if row is None:
-            raise self._unknown_workload(ref)
+            raise unknown(ref, "workload", self.workload_names())
         return load_workload(self._folder(row["workload_id"]), ref if target else None)
 
     def sample(self, name: str) -> Workload:
@@ -105,13 +104,6 @@ class Catalog:
 
     def _folder(self, workload_id: str) -> Path:
         return private_folder(self._store.home / "workloads") / workload_id
-
-    def _unknown_workload(self, ref: str) -> NotFound:
-        names = self.workload_names()
-        near = difflib.get_close_matches(ref, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        known = ", ".join(names[:20]) or "none yet"
-        return NotFound(f"no workload is called {ref!r}; {hint}known here: {known}")
 
     # --- base models
 

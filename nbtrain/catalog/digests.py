@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from nbtrain.plan.identity import canonical
+from nbtrain.store.home import put_file
 
 __all__ = ["BESIDE_WEIGHTS", "FileDigests", "fingerprint", "tokenizer_digest"]
 
@@ -86,7 +85,4 @@ class FileDigests:
 
     def _save(self, known: Mapping[str, list[str]]) -> None:
         self._memory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, half = tempfile.mkstemp(dir=self._memory.parent, prefix=".digests-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(known, file, indent=0, sort_keys=True)
-        Path(half).replace(self._memory)
+        put_file(self._memory, json.dumps(known, indent=0, sort_keys=True).encode())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 from nbtrain.catalog.rows import PROMPT, Row
 from nbtrain.catalog.splitting import Task, split_tasks
 from nbtrain.catalog.workloads import VERSION, WorkloadSpec, side_of, told_split
+from nbtrain.store import put_file
 
 __all__ = ["write_workload"]
 
@@ -47,17 +46,17 @@ def write_workload(spec: WorkloadSpec, folder: Path) -> dict[str, Any]:
     if spec.rows:
         _put_tasks(spec, folder)
     # Last: a folder without it was left halfway and is none.
-    _put(folder / "workload.json", json.dumps(about, indent=1).encode())
+    put_file(folder / "workload.json", json.dumps(about, indent=1).encode())
     return about
 
 
 def _put_tasks(spec: WorkloadSpec, folder: Path) -> None:
-    _put(folder / "tasks.jsonl", b"".join(_line(row) for row in spec.rows))
+    put_file(folder / "tasks.jsonl", b"".join(_line(row) for row in spec.rows))
     held_out = b"".join(_line(row) for row in spec.held_out_rows)
-    _put(folder / "held_out.jsonl", held_out)
-    _put(folder / "rewards.pkl", spec.rewards)
+    put_file(folder / "held_out.jsonl", held_out)
+    put_file(folder / "rewards.pkl", spec.rewards)
     if spec.environment is not None:
-        _put(folder / "environment.pkl", spec.environment)
+        put_file(folder / "environment.pkl", spec.environment)
 
 
 def _splits(spec: WorkloadSpec) -> dict[str, Any]:
@@ -70,19 +69,3 @@ def _splits(spec: WorkloadSpec) -> dict[str, Any]:
         )
         for validation in (True, False)
     }
-
-
-def _put(path: Path, data: bytes) -> None:
-    """Make ``path`` hold ``data``, whole or as before, readable by its owner alone."""
-    if path.is_file() and path.read_bytes() == data:
-        return
-    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(half).replace(path)
-    except BaseException:
-        Path(half).unlink(missing_ok=True)
-        raise

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,10 +20,9 @@ from nbtrain.catalog.base_models import BaseModel
 from nbtrain.catalog.rows import PROMPT, Row, read_rows
 from nbtrain.catalog.splitting import Split, Task, content, split_tasks
 from nbtrain.errors import NotFound, Problem, Refused
+from nbtrain.store import name_problems
 
 __all__ = [
-    "NAME",
-    "NAME_ALLOWED",
     "DatasetName",
     "Workload",
     "WorkloadSpec",
@@ -34,9 +32,6 @@ __all__ = [
 ]
 
 VERSION = 2
-NAME = re.compile(r"\w[\w.-]{0,99}")
-"""What can be the name of a workload or a model."""
-NAME_ALLOWED = "up to 100 letters, digits, '_', '-' and '.', the first a letter, digit or '_'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,10 +332,7 @@ def _beside_tasks(dataset: DatasetName | None, grader: str | None) -> dict[str, 
 
 
 def _option_problems(name: object, base_model: object, raw: object) -> list[Problem]:
-    problems = []
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        message = f"{name!r} cannot be a workload's name"
-        problems.append(Problem("name", message, found=name, allowed=NAME_ALLOWED))
+    problems = name_problems("workload", name)
     if base_model is not None and not isinstance(base_model, str):
         message = f"base_model is a {type(base_model).__name__}"
         problems.append(Problem("base_model", message, allowed="a base model's name"))

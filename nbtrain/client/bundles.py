@@ -73,12 +73,11 @@ class Bundles:
         ``compute_score``. Nothing of it is run. Raises :class:`Refused` with every problem at
         once.
         """
+        from nbtrain.store import moved
+
         before = self._parts.store.alias("bundle", name) if isinstance(name, str) else None
         made = self._parts.bundles.register(name, path)
-        note = None
-        if before is not None and before != made.bundle_id:
-            note = f"{name} now means {made.bundle_id[:12]}; before {before[:12]}"
-        return BundleItem(made, note)
+        return BundleItem(made, moved(name, before, made.bundle_id))
 
     def get(self, ref: object) -> BundleItem:
         """The bundle that a name, an id or a prefix means. Raises :class:`NotFound`."""

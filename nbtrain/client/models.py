@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbtrain.client.listing import Listing
 from nbtrain.client.refusals import refuse
-from nbtrain.errors import NotFound, Problem, Refused
-from nbtrain.plan.fields import describe, plain
+from nbtrain.errors import NotFound, Refused
 
 if TYPE_CHECKING:
     from nbtrain.client.parts import Parts
@@ -54,19 +52,16 @@ def _find(store: Store, ref: object) -> tuple[Row, str | None]:
     ref = getattr(ref, "model_id", ref)
     row = store.model(ref) if isinstance(ref, str) else None
     if row is None:
-        raise NotFound(_unknown(store, ref))
+        raise _unknown(store, ref)
     names = [name for name, id_ in store.aliases("model").items() if id_ == row["model_id"]]
     return row, str(ref) if ref in names else next(iter(names), None)
 
 
-def _unknown(store: Store, ref: object) -> str:
+def _unknown(store: Store, ref: object) -> NotFound:
+    from nbtrain.store import unknown
+
     names = list(store.aliases("model"))
-    known = names or [row["model_id"][:12] for row in store.models()]
-    near = difflib.get_close_matches(str(ref), names, n=1)
-    told = f"no model goes by {describe(ref)}; "
-    if near:
-        told += f"did you mean {near[0]!r}? "
-    return told + f"known here: {', '.join(known[:20]) or 'none yet'}"
+    return unknown(ref, "model", names or [row["model_id"][:12] for row in store.models()])
 
 
 @dataclass(frozen=True)
@@ -141,17 +136,14 @@ class Models:
 
         Raises :class:`Refused` for what cannot be a name.
         """
-        from nbtrain.catalog import NAME, NAME_ALLOWED
+        from nbtrain.store import moved, name_problems
 
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            message = f"{name!r} cannot be a model's name"
-            raise Refused([Problem("name", message, plain(name), NAME_ALLOWED)])
+        problems = name_problems("model", name)
+        if problems:
+            raise Refused(problems)
         item = self.get(ref)
         before = self._parts.store.move_alias("model", name, item.model_id)
-        note = None
-        if before is not None and before != item.model_id:
-            note = f"{name} now means {item.model_id[:12]}; before {before[:12]}"
-        return replace(item, name=name, note=note)
+        return replace(item, name=name, note=moved(name, before, item.model_id))
 
     def export(self, *_: Any, **__: Any) -> NoReturn:
         """Refused by name."""

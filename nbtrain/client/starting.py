@@ -91,6 +91,8 @@ def _start(store: Store, plan: ResolvedPlan, given: Mapping[str, Any], run_id: s
 @contextmanager
 def _one_at_a_time(store: Store) -> Iterator[None]:
     """Of two equal submissions at the same moment, the second waits until the first is a run."""
-    with (store.home / "submissions.lock").open("a") as file:
+    from nbtrain.store.home import private_file
+
+    with private_file(store.home / "submissions.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

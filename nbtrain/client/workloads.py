@@ -127,6 +127,8 @@ class Workloads:
         descriptors, which bring their own dataset. Raises :class:`Refused` with every problem at
         once.
         """
+        from nbtrain.store import moved
+
         problems: list[Problem] = []
         known = self._dataset(dataset, problems)
         problems += _grader_problems(grader)
@@ -144,10 +146,7 @@ class Workloads:
         )
         before = self._parts.store.alias("workload", name)
         made = self._parts.catalog.register_workload(spec)
-        note = None
-        if before is not None and before != made.workload_id:
-            note = f"{name} now means {made.workload_id[:12]}; before {before[:12]}"
-        return WorkloadItem(made, note)
+        return WorkloadItem(made, moved(name, before, made.workload_id))
 
     @staticmethod
     def _build(problems: list[Problem], **parts: Any) -> Any:

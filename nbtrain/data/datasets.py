@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,16 +17,9 @@ from nbtrain.data.images import Images
 from nbtrain.data.reader import Progress, read_jsonl, read_table
 from nbtrain.data.rows import Row
 from nbtrain.errors import NotFound, Problem, Refused, StoreError, Where
-from nbtrain.store import Store, private_folder, short
+from nbtrain.store import Store, moved, name_problems, private_folder, unknown
 
 __all__ = ["Dataset", "DatasetRegistry"]
-
-_NAME = re.compile(r"[a-zA-Z0-9][\w.-]{0,99}")
-_NAME_ALLOWED = (
-    "up to 100 letters, digits, '_', '-' and '.', the first a letter or digit, and not the "
-    "beginning of an id"
-)
-_ID_SHAPED = re.compile(r"[0-9a-f]{12,64}")
 
 
 class DatasetRegistry:
@@ -77,7 +68,7 @@ class DatasetRegistry:
             path=str(folder.relative_to(self._store.home)),
             name=name,
         )
-        return load_dataset(folder, name, _moved(name, before, about["dataset_id"]))
+        return load_dataset(folder, name, moved(name, before, about["dataset_id"]))
 
     def get(self, ref: object) -> Dataset:
         """The dataset of a name, an id, an id prefix of at least 4 digits, or itself.
@@ -94,7 +85,8 @@ class DatasetRegistry:
         if row is None and ref in self._samples:
             return self.register(ref, self._samples[ref]())
         if row is None:
-            raise self._unknown(ref)
+            known = dict.fromkeys([*self._store.aliases("dataset"), *self._samples])
+            raise unknown(ref, "dataset", known)
         names = self._store.aliases("dataset")
         name = ref if ref in names else _name_of(row["dataset_id"], names)
         return load_dataset(self._folder(row["dataset_id"]), name)
@@ -119,18 +111,10 @@ class DatasetRegistry:
         _check_name(name)
         found = self.get(ref)
         before = self._store.move_alias("dataset", name, found.dataset_id)
-        return Dataset(found.folder, found.spec, name, _moved(name, before, found.dataset_id))
+        return Dataset(found.folder, found.spec, name, moved(name, before, found.dataset_id))
 
     def _folder(self, dataset_id: str) -> Path:
         return self._store.home / "datasets" / dataset_id
-
-    def _unknown(self, ref: str) -> NotFound:
-        names = list(dict.fromkeys([*self._store.aliases("dataset"), *self._samples]))
-        near = difflib.get_close_matches(ref, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        known = ", ".join(names[:20]) or "none yet"
-        more = " …" if len(names) > 20 else ""
-        return NotFound(f"no dataset is called {ref!r}; {hint}known here: {known}{more}")
 
 
 def _fill(
@@ -214,17 +198,10 @@ def _path(source: object) -> Path | None:
 
 
 def _check_name(name: object) -> None:
-    if isinstance(name, str) and _NAME.fullmatch(name) and not _ID_SHAPED.fullmatch(name):
-        return
-    message = f"{name!r} cannot be a dataset's name"
-    raise Refused([Problem("name", message, found=name, allowed=_NAME_ALLOWED)])
+    problems = name_problems("dataset", name)
+    if problems:
+        raise Refused(problems)
 
 
 def _name_of(dataset_id: str, names: dict[str, str]) -> str | None:
     return next((name for name, target in names.items() if target == dataset_id), None)
-
-
-def _moved(name: str, before: str | None, now: str) -> str | None:
-    if before is None or before == now:
-        return None
-    return f"{name} now means {short(now)}; before {short(before)}"

@@ -21,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nbtrain.store import sync
+
 __all__ = ["ABOUT", "EVERY", "IMAGES", "PLACES", "ROWS", "HalfFolder", "line_at", "read_numbers"]
 
 ROWS = "rows.jsonl"
@@ -86,7 +88,7 @@ class HalfFolder:
     def put(self, folder: Path, about: Mapping[str, Any]) -> None:
         """Let the folder take its place; one that is there gets every file anew, one by one."""
         self._write(ABOUT, json.dumps(about, indent=1, allow_nan=False).encode())
-        _sync(self.path)
+        sync(self.path)
         try:
             self.path.rename(folder)
         except OSError as error:
@@ -98,8 +100,8 @@ class HalfFolder:
             names = sorted(entry.name for entry in self.path.iterdir())
             for name in sorted(names, key=lambda name: name == ABOUT):
                 (self.path / name).replace(folder / name)
-            _sync(folder)
-        _sync(folder.parent)
+            sync(folder)
+        sync(folder.parent)
 
     def __enter__(self) -> HalfFolder:
         return self
@@ -133,14 +135,6 @@ def _sweep(parent: Path) -> None:
             with suppress(FileNotFoundError), (left / ROWS).open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: somebody holds it
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_numbers(path: Path) -> array[int]:

@@ -8,14 +8,11 @@ helpers``), and data is found beside ``__file__``.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import io
 import keyword
 import os
-import re
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from functools import cached_property
@@ -24,16 +21,9 @@ from typing import Any
 
 from nbtrain.errors import NotFound, Problem, Refused
 from nbtrain.rewards.archives import is_unpacked, new_folder, pack_path, unpack
-from nbtrain.store import Store, check_id, private_folder
+from nbtrain.store import Store, check_id, name_problems, private_folder, put_file, unknown
 
 __all__ = ["Bundle", "BundleRegistry"]
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
-_NAME_ALLOWED = (
-    "up to 100 letters, digits, '_', '-' and '.', the first a letter or digit, and not the "
-    "beginning of an id"
-)
-_ID_SHAPED = re.compile(r"[0-9a-f]{12,64}")
 
 
 class Bundle:
@@ -123,7 +113,7 @@ class BundleRegistry:
         The same bytes twice are one bundle. Raises :class:`~nbtrain.errors.Refused` with
         everything that is wrong.
         """
-        problems = _name_problems(name)
+        problems = name_problems("bundle", name)
         data: bytes = b""
         modules: tuple[str, ...] = ()
         try:
@@ -135,7 +125,7 @@ class BundleRegistry:
         bundle_id = hashlib.sha256(data).hexdigest()
         about = {"modules": list(modules), "size": len(data)}
         folder = private_folder(private_folder(self._store.home / "bundles") / bundle_id)
-        _put(folder / "bundle.zip", data)
+        put_file(folder / "bundle.zip", data)
         where = str(folder.relative_to(self._store.home))
         self._store.put_content("bundle", bundle_id, spec=about, path=where, name=name)
         return Bundle(bundle_id, folder, about, name)
@@ -153,7 +143,7 @@ class BundleRegistry:
             raise NotFound(msg)
         row = self._store.content("bundle", ref)
         if row is None:
-            raise self._unknown(ref)
+            raise unknown(ref, "bundle", self._store.aliases("bundle"))
         name = ref if self._store.alias("bundle", ref) else self._names().get(row["bundle_id"])
         return self._bundle(row, name)
 
@@ -169,20 +159,6 @@ class BundleRegistry:
 
     def _bundle(self, row: Mapping[str, Any], name: str | None) -> Bundle:
         return Bundle(row["bundle_id"], self._store.home / row["path"], row["spec"], name)
-
-    def _unknown(self, ref: str) -> NotFound:
-        names = list(self._store.aliases("bundle"))
-        near = difflib.get_close_matches(ref, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        known = ", ".join(names[:20]) or "none yet"
-        return NotFound(f"no bundle is called {ref!r}; {hint}known here: {known}")
-
-
-def _name_problems(name: object) -> list[Problem]:
-    if isinstance(name, str) and _NAME.fullmatch(name) and not _ID_SHAPED.fullmatch(name):
-        return []
-    message = f"{name!r} cannot be a bundle's name"
-    return [Problem("name", message, found=name, allowed=_NAME_ALLOWED)]
 
 
 def _read(path: object) -> tuple[bytes, tuple[str, ...]]:
@@ -208,19 +184,3 @@ def _modules(data: bytes) -> tuple[str, ...]:
         if parts and all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
             found.add(".".join(parts))
     return tuple(sorted(found))
-
-
-def _put(path: Path, data: bytes) -> None:
-    """Make ``path`` hold ``data``, whole or as before, readable by its owner alone."""
-    if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
-        return
-    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(half).replace(path)
-    except BaseException:
-        Path(half).unlink(missing_ok=True)
-        raise

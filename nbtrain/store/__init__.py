@@ -6,8 +6,9 @@ One writer per run (:class:`RunWriter`, used by its rank) and any number of read
 
 from __future__ import annotations
 
-from nbtrain.store.home import home_folder, private_folder, write_json
+from nbtrain.store.home import home_folder, private_folder, put_file, sync, write_json
 from nbtrain.store.ids import check_id, new_id, short
+from nbtrain.store.names import moved, name_problems, unknown
 from nbtrain.store.rows import Row, StoredCheckpoint, StoredRun, trajectory_ref
 from nbtrain.store.store import Store, open_store
 from nbtrain.store.writer import RunWriter
@@ -20,10 +21,15 @@ __all__ = [
     "StoredRun",
     "check_id",
     "home_folder",
+    "moved",
+    "name_problems",
     "new_id",
     "open_store",
     "private_folder",
+    "put_file",
     "short",
+    "sync",
     "trajectory_ref",
+    "unknown",
     "write_json",
 ]

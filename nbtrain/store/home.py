@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 from nbtrain.errors import StoreError
 
-__all__ = ["home_folder", "private_file", "private_folder", "write_json"]
+__all__ = ["home_folder", "private_file", "private_folder", "put_file", "sync", "write_json"]
 
 
 def home_folder() -> Path:
@@ -70,3 +71,28 @@ def write_json(path: Path, data: object) -> None:
     except OSError as error:
         msg = f"{path} cannot be written: {error.strerror or error}. {_HINT}"
         raise StoreError(msg) from error
+
+
+def put_file(path: Path, data: bytes) -> None:
+    """Make ``path`` hold ``data``, whole or as before, 0600. Raises ``OSError``."""
+    if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
+        return
+    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(half).replace(path)
+    except BaseException:
+        Path(half).unlink(missing_ok=True)
+        raise
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on the disk. Raises ``OSError``."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

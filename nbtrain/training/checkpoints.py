@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nbtrain.errors import NbtrainError
+from nbtrain.store.home import sync
 from nbtrain.training.partials import partial_name
 
 MANIFEST = "manifest.json"
@@ -103,12 +103,12 @@ def save(
         size = sum(path.stat().st_size for path in partial.iterdir())
         for path in partial.iterdir():
             path.chmod(0o600)
-            _flush(path)
-        _flush(partial)
+            sync(path)
+        sync(partial)
         # A folder of this name can only be one that was never committed: its step is being redone.
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
-        _flush(folder)
+        sync(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -223,11 +223,3 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import os
 import shutil
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from nbtrain.catalog.folders import tokenizer_problem, weight_files
 from nbtrain.catalog.repositories import split_location
 from nbtrain.errors import NbtrainError, NotFound, Problem, Refused
 from nbtrain.plan.resolved import BaseModelRef, ResolvedPlan
+from nbtrain.store.home import sync
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -165,11 +165,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _flush(folder: Path) -> None:
     for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)
 
 
 def _write_converted(source: Path, folder: Path) -> None:
