@@ -166,7 +166,7 @@ def test_a_name_and_a_path_that_will_not_do_are_refused_at_once(
     empty = write(tmp_path / "none", {"readme.txt": "no module"})
     assert "holds no Python module" in refusals(registry, empty)[0]
     assert "path is a int" in refusals(registry, 3)[0]
-    for name in ("", "-a", "a b", "a" * 101, "ab12" * 4, "é"):
+    for name in ("", "-a", "a b", "a" * 101, "ab12" * 4, "_/x"):
         assert "cannot be a bundle's name" in refusals(registry, empty, name)[0], name
 
 
@@ -186,6 +186,7 @@ BAD = {
     "backslash": (zipped(("a\\x.py", b"x")), "no plain path"),
     "link": (zipped((link(), b"reward.py")), "a symbolic link"),
     "below a file": (zipped(("a", b"x"), ("a/b.py", b"x")), "which is a file"),
+    "twice": (zipped(("a.py", b"x"), ("./a.py", b"x")), "there twice"),
     "no zip": (b"PK\x03\x04 and no more", "no zip that can be read"),
     "text": (b"def compute_score(): ...", "no zip that can be read"),
     "empty": (b"", "no zip that can be read"),
@@ -200,6 +201,17 @@ def test_a_bad_zip_is_refused(kind: str, registry: BundleRegistry, tmp_path: Pat
     (said,) = refusals(registry, file)
     assert clause in said
     assert not list((tmp_path / "home").glob("bundles/*"))
+
+
+def test_a_zip_may_spell_its_paths_as_it_likes(registry: BundleRegistry, tmp_path: Path) -> None:
+    file = tmp_path / "bundle.zip"
+    file.write_bytes(zipped(("./reward.py", b"x = 1"), ("tools//more.py", b"y = 2")))
+    bundle = registry.register("b", file)
+    assert bundle.modules == ("reward", "tools.more")
+    files = bundle.unpacked()
+    before = (files / "reward.py").stat().st_ino
+    assert (bundle.unpacked() / "tools" / "more.py").read_bytes() == b"y = 2"
+    assert (files / "reward.py").stat().st_ino == before, "unpacked again"
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

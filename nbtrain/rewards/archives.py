@@ -87,7 +87,7 @@ def is_unpacked(data: bytes, folder: Path) -> bool:
                 path.stat().st_size != info.file_size or zlib.crc32(path.read_bytes()) != info.CRC
             ):
                 return False
-        known = {info.filename for info in infos}
+        known = {_plain(info) for info in infos}
         importable = tuple(importlib.machinery.all_suffixes())
         return all(
             path.relative_to(folder).as_posix() in known
@@ -198,8 +198,8 @@ def _entry_problem(info: zipfile.ZipInfo) -> Problem | None:
 
 
 def _clashes(infos: list[zipfile.ZipInfo]) -> list[Problem]:
-    counts = Counter(info.filename.rstrip("/") for info in infos)
-    files = {info.filename for info in infos if not info.is_dir()}
+    counts = Counter(map(_plain, infos))
+    files = {_plain(info) for info in infos if not info.is_dir()}
     twice = [_unwanted(name, "there twice") for name, count in counts.items() if count > 1]
     return twice + [
         _unwanted(info.filename, f"below {str(parent)!r}, which is a file")
@@ -207,6 +207,11 @@ def _clashes(infos: list[zipfile.ZipInfo]) -> list[Problem]:
         for parent in PurePosixPath(info.filename).parents
         if str(parent) in files
     ]
+
+
+def _plain(info: zipfile.ZipInfo) -> str:
+    """The path that an entry is unpacked to: ``./a//b.py`` is ``a/b.py``."""
+    return PurePosixPath(info.filename).as_posix()
 
 
 def _content_problems(archive: zipfile.ZipFile) -> list[Problem]:
