@@ -17,12 +17,14 @@ from transformers import AutoModelForCausalLM
 
 from nbtrain.errors import NbtrainError, StartChecksFailed
 from nbtrain.plan.phases import Phase
+from nbtrain.plan.schedule import schedule_of, trace
 from nbtrain.store import open_store
 from nbtrain.training.adapted import AdaptedModel
 from nbtrain.training.control import Cancelled, Control
 from nbtrain.training.supervised import job as job_module
 from nbtrain.training.supervised.job import SupervisedJob
 from nbtrain.training.supervised.loop import SupervisedLoop
+from nbtrain.training.supervised.rates import rates_of
 
 CHAT = (
     "{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] }}<|end|>{% endfor %}"
@@ -255,7 +257,14 @@ def test_a_longer_run_goes_on_and_says_what_is_new(world: World) -> None:
     assert [s["step"] for s in world.steps(going)] == [4, 5, 6]
     message = next(p["message"] for p in world.store.phases(going.key) if p["phase"] == "TRAINING")
     assert "step 3 to 6, 3 updates, learning rate" in message
-    assert "not exact: learning_rate 0.002 -> 0.001" in message
+    assert "not exact: learning_rate 0.002 -> 0.001, last step of the schedule 3 -> 6" in message
+
+
+def test_a_job_trains_at_the_rates_that_previews_draw(world: World) -> None:
+    plan = world.plan(chats(6), epochs=1, warmup_ratio=0.07)
+    rate = rates_of(plan, 100)  # 0.07 x 100 is above 7 in floats
+    assert rate(7) == plan["learning_rate"] > rate(6)
+    assert [rate(step) for step in range(1, 101)] == trace(schedule_of(plan.options, 100))
 
 
 def test_a_checkpoint_of_other_devices_is_refused(world: World) -> None:

@@ -75,13 +75,14 @@ def restore(
     ready.problems += misfits(loaded.state, plan, ready.order, ranks=ranks)
     if ready.problems:
         return None, None
-    before = ResolvedPlan.from_json(store.find_run(parent.run_id).resolved)
+    run = store.find_run(parent.run_id)
     said = certificate(
         loaded.state,
         total_steps=total,
         rate_after=rates_of(plan, total)(plan.start_step + 1),
         environment=environment,
         options=plan.options,
-        parent_options=before.options,
+        parent_options=ResolvedPlan.from_json(run.resolved).options,
+        parent_total_steps=run.total_steps,
     )
     return said, loaded.optimizer

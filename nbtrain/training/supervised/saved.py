@@ -7,6 +7,7 @@ from typing import Any
 
 from nbtrain.errors import Problem
 from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.plan.schedule import schedule_of
 from nbtrain.training.certificate import differences
 from nbtrain.training.supervised.order import Order, dropout_seed
 
@@ -101,8 +102,13 @@ def certificate(
     environment: Mapping[str, Any],
     options: Mapping[str, Any],
     parent_options: Mapping[str, Any],
+    parent_total_steps: int,
 ) -> str:
-    """The sentence a resume leaves in the run's events; "exact" means bit for bit."""
+    """The sentence a resume leaves in the run's events.
+
+    "Exact" means bit for bit what the straight run to ``total_steps`` gives, so the rates up to
+    here have to be those of its schedule too.
+    """
     step = state["step"]
     text = (
         f"restored adapter, optimizer ({state['updates_applied']} updates), schedule, random state "
@@ -114,4 +120,16 @@ def certificate(
         {k: v for k, v in parent_options.items() if k not in _IRRELEVANT},
         {k: v for k, v in options.items() if k not in _IRRELEVANT},
     )
+    changed += differences(
+        _length(parent_options, parent_total_steps), _length(options, total_steps)
+    )
     return f"{text}; not exact: {', '.join(changed)}" if changed else f"{text}; exact"
+
+
+def _length(options: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
+    """What the rates take from the length of the run; a constant one only its warm-up."""
+    schedule = schedule_of(options, total_steps)
+    found: dict[str, Any] = {"warm-up steps": schedule["warmup"]}
+    if options["scheduler_kind"] != "constant":
+        found["last step of the schedule"] = total_steps
+    return found
