@@ -25,7 +25,7 @@ from torch import nn
 from nbtrain.client import Client
 from nbtrain.errors import PlanRefused
 from nbtrain.jobs.environment import rank_count
-from nbtrain.plan.descriptor import FIELDS, fields_of
+from nbtrain.plan.descriptor.table import FIELDS, fields_of
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.schedule import schedule_of, trace
 from nbtrain.rollout.admission import AS_GRADED

@@ -23,8 +23,7 @@ from nbtrain.client.side import SideProcess, side_process
 from nbtrain.data.analysis import Analysis, Lengths, analyze, preview_row, rows_page
 from nbtrain.data.datasets import Dataset, DatasetRegistry
 from nbtrain.data.masks import LossRules, mask_row
-from nbtrain.data.rendering import Renderer
-from nbtrain.data.side import end_ids_in
+from nbtrain.data.rendering import Renderer, end_ids_in
 from nbtrain.errors import NbtrainError, NotFound, Refused
 from nbtrain.processes import Identity, is_alive, process_identity
 from nbtrain.store import Store, open_store

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from plan_world import World, at, described_world, descriptor, digest, put
 
 from nbtrain.errors import PlanRefused, Problem
-from nbtrain.plan.descriptor import FIELDS, METHODS, fields_of, find, named
-from nbtrain.plan.descriptor_resolve import resolve_descriptor
+from nbtrain.plan.descriptor.resolve import resolve_descriptor
+from nbtrain.plan.descriptor.table import FIELDS, METHODS, fields_of, find, named
 from nbtrain.plan.identity import same_plan
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.registry import MachineInfo

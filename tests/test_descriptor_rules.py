@@ -11,15 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import Adapter, Bundle, Dataset, World, described_world, descriptor, digest, put
 
-from nbtrain.data import tasks
 from nbtrain.errors import PlanRefused, Problem
-from nbtrain.plan.descriptor_references import RESERVED
+from nbtrain.plan.descriptor.sizing import largest_pass
+from nbtrain.plan.descriptor.terms import TERMS
 from nbtrain.plan.registry import MachineInfo
 from nbtrain.plan.resolve import resolve
 from nbtrain.plan.resolved import ResolvedPlan
-from nbtrain.plan.sizing import largest_pass
 from nbtrain.plan.source import parse
-from nbtrain.plan.terms import TERMS
 from nbtrain.rewards import builtins
 from nbtrain.rewards.labels import json_label_match
 
@@ -346,7 +344,6 @@ def test_columns_that_rewards_get_from_the_run_are_refused(world: World) -> None
     problem = the(world, descriptor("grpo", config={"dataset": "odd"}))
     assert "has a column prompts" in problem.message
     assert plan(world, descriptor(config={"dataset": "odd"}))
-    assert RESERVED == tasks._RESERVED
 
 
 def test_the_validation_dataset_is_another_one(world: World) -> None:

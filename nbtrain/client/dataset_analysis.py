@@ -35,7 +35,7 @@ def loss_rules(loss: object) -> LossRules:
     problem.
     """
     from nbtrain.data.masks import LossRules
-    from nbtrain.plan.descriptor import FIELDS
+    from nbtrain.plan.descriptor.table import FIELDS
 
     if loss is None:
         return LossRules()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbtrain.plan.descriptor import fields_of
+from nbtrain.plan.descriptor.table import fields_of
 from nbtrain.plan.fields import show
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.resolved import ResolvedPlan, Setting

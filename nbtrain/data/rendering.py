@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nbtrain.data.probing import Habits, probe
 from nbtrain.errors import Problem, Refused
 
-__all__ = ["Conversation", "Renderer", "Rendering", "RowRefused"]
+__all__ = ["Conversation", "Renderer", "Rendering", "RowRefused", "end_ids_in"]
 
 Message = dict[str, Any]
 
@@ -225,6 +226,24 @@ class Renderer:
         except Exception:  # a template raises whatever it likes
             return False
         return True
+
+
+def end_ids_in(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Ids that end a reply: those of the generation config (the model's own where there is none)
+    and the tokenizer's.
+    """
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        try:
+            read = json.loads((folder / name).read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+        declared = read.get("eos_token_id", (read.get("text_config") or {}).get("eos_token_id"))
+        if declared is not None:
+            found.update(declared if isinstance(declared, list) else [declared])
+        break
+    own = getattr(tokenizer, "eos_token_id", None)
+    return frozenset(found if own is None else found | {int(own)})
 
 
 def _check_tokenizer(tokenizer: Any, ends: Collection[int]) -> None:

@@ -23,11 +23,11 @@ from typing import Any, BinaryIO
 from nbtrain.data.analysis import analyze, preview_row, rows_page
 from nbtrain.data.dataset import Dataset, load_dataset
 from nbtrain.data.masks import LossRules
-from nbtrain.data.rendering import Renderer, RowRefused
+from nbtrain.data.rendering import Renderer, RowRefused, end_ids_in
 from nbtrain.errors import NbtrainError, NotFound, Problem, Refused
 from nbtrain.processes import die_with_parent
 
-__all__ = ["Server", "end_ids_in", "main"]
+__all__ = ["Server", "main"]
 
 _TOKENIZERS_KEPT = 4
 
@@ -117,24 +117,6 @@ def model_folder(kind: str, location: str) -> Path:
             return Path(found).parent
     msg = f"the tokenizer of {name} is not on this machine yet; a run of the model fetches it"
     raise NotFound(msg)
-
-
-def end_ids_in(folder: Path, tokenizer: Any) -> frozenset[int]:
-    """Ids that end a reply: those of the generation config (the model's own where there is none)
-    and the tokenizer's.
-    """
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        try:
-            read = json.loads((folder / name).read_text("utf-8"))
-        except (OSError, ValueError):
-            continue
-        declared = read.get("eos_token_id", (read.get("text_config") or {}).get("eos_token_id"))
-        if declared is not None:
-            found.update(declared if isinstance(declared, list) else [declared])
-        break
-    own = getattr(tokenizer, "eos_token_id", None)
-    return frozenset(found if own is None else found | {int(own)})
 
 
 def _load_renderer(kind: str, location: str, changed_at: tuple[float, ...]) -> Renderer:

@@ -15,10 +15,9 @@ from nbtrain.data.dataset import Dataset
 from nbtrain.data.findings import Findings
 from nbtrain.data.rows import Row
 from nbtrain.errors import Problem, Refused
+from nbtrain.plan.descriptor.references import RESERVED
 
 __all__ = ["DatasetTasks"]
-
-_RESERVED = ("prompt", "prompts", "completion", "completions")
 
 
 class DatasetTasks:
@@ -100,7 +99,7 @@ def _column_problems(dataset: Dataset) -> list[Problem]:
             found=name,
             hint="Give the column another name",
         )
-        for name in _RESERVED
+        for name in RESERVED
         if name in dataset.columns
     ]
 

@@ -16,7 +16,7 @@ from nbtrain.notebook.line import Flag, ParsedLine, Word, parse
 from nbtrain.notebook.names import Names
 from nbtrain.notebook.option_table import OptionTable
 from nbtrain.notebook.refusals import CellRefused
-from nbtrain.plan.descriptor import METHODS
+from nbtrain.plan.descriptor.table import METHODS
 from nbtrain.plan.fields import Mode
 from nbtrain.plan.listing import model_options
 from nbtrain.plan.source import in_order

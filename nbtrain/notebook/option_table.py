@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.plan.descriptor import Field, fields_of
+from nbtrain.plan.descriptor.table import Field, fields_of
 from nbtrain.plan.fields import show
 from nbtrain.plan.listing import OptionInfo
 from nbtrain.plan.options import OPTIONS

@@ -9,7 +9,7 @@ from typing import Any
 from nbtrain.errors import NotFound, PlanRefused, Refused
 from nbtrain.plan import placement, rules
 from nbtrain.plan.defaults import validation_on
-from nbtrain.plan.descriptor_resolve import resolve_descriptor, resolve_flat
+from nbtrain.plan.descriptor.resolve import resolve_descriptor, resolve_flat
 from nbtrain.plan.fields import Option, check
 from nbtrain.plan.identity import config_hash
 from nbtrain.plan.options import OPTIONS
@@ -41,7 +41,7 @@ def resolve(
     """The plan that this document makes, every value filled in, each with its origin.
 
     A document with ``kind`` is a descriptor; ``algorithm: sft``, there or beside it, makes options
-    those of a supervised run (see :mod:`nbtrain.plan.descriptor_resolve` for both). Otherwise
+    those of a supervised run (see :mod:`nbtrain.plan.descriptor.resolve` for both). Otherwise
     these are the options of a reinforcement run.
 
     ``options`` may also have the keys ``workload``, ``base_model_slug``, ``parent_checkpoint_id``

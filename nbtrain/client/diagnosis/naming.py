@@ -24,14 +24,9 @@ _BESIDE = {
 @lru_cache(maxsize=8)
 def _fields(method: str) -> dict[str, str]:
     """The descriptor's field by the name of the setting that it becomes."""
-    from nbtrain.plan.descriptor import FIELDS
+    from nbtrain.plan.descriptor.table import setting_names
 
-    found: dict[str, str] = {} if method == "sft" else dict(_BESIDE)
-    for field in FIELDS.values():
-        setting = field.setting if method == "sft" else field.rl_setting
-        if setting is not None and method in field.methods:
-            found[setting] = field.name
-    return found
+    return ({} if method == "sft" else _BESIDE) | setting_names(method)
 
 
 def as_descriptor(findings: Iterable[Finding], method: str) -> list[Finding]:

@@ -10,24 +10,23 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from nbtrain.catalog import Catalog, tokenizer_digest
 from nbtrain.catalog.architecture import carries_over
 from nbtrain.data.datasets import DatasetRegistry
 from nbtrain.data.masks import LossRules
-from nbtrain.data.rendering import Renderer
+from nbtrain.data.rendering import Renderer, end_ids_in
 from nbtrain.errors import NbtrainError, Problem, Refused, StartChecksFailed
 from nbtrain.plan.checks import Check
+from nbtrain.plan.descriptor.table import setting_names
 from nbtrain.plan.resolved import DatasetRef, ResolvedPlan
 from nbtrain.plan.supervised_memory import SupervisedMemory, memory_of
 from nbtrain.rollout.forward import described
 from nbtrain.rollout.ranks import Ranks
-from nbtrain.rollout.tokens import end_ids
 from nbtrain.store import Store
 from nbtrain.training.adapted import AdaptedModel, load_tokenizer
 from nbtrain.training.environment import emulated, free_memory
@@ -44,27 +43,11 @@ __all__ = ["Preparation", "Prepared", "naming"]
 
 log = logging.getLogger("nbtrain.training")
 
-_CAMEL = {
-    "max_seq_length": "maxSeqLength",
-    "truncation": "data.truncation",
-    "packing": "data.packing",
-    "lora_target_modules": "lora.targetModules",
-    "micro_batch_per_gpu": "training.microBatchPerGpu",
-    "micro_batch_sequences": "execution.microBatchSequences",
-    "gradient_checkpointing": "model.gradientCheckpointing",
-    "gradient_accumulation": "training.gradientAccumulation",
-    "gpus": "execution.gpus",
-    "validation_dataset": "data.validationDataset",
-    "attention_implementation": "model.attentionImplementation",
-    "epochs": "training.epochs",
-    "max_steps": "training.maxSteps",
-}
-
 
 def naming(plan: ResolvedPlan) -> Callable[[str], str]:
     """What a setting is called where the plan was stated."""
-    descriptor = plan.door == "descriptor"
-    return lambda setting: _CAMEL.get(setting, setting) if descriptor else setting
+    names = setting_names(plan.method) if plan.door == "descriptor" else {}
+    return lambda setting: names.get(setting, setting)
 
 
 @dataclass(slots=True)
@@ -131,7 +114,7 @@ class Preparation:
             folder = weights_folder(plan, self._store.home)
             ready.tokenizer = load_tokenizer(folder)
             ready.tokenizer_fingerprint = tokenizer_digest(folder)
-            ready.ends = end_ids(_generation(folder), ready.tokenizer)
+            ready.ends = tuple(sorted(end_ids_in(folder, ready.tokenizer)))
             found = self._tokenize(ready.tokenizer)
         except Refused as refused:
             ready.problems += refused.problems
@@ -311,11 +294,3 @@ def loss_rules(plan: ResolvedPlan) -> LossRules:
         tool_results=plan["train_on_tool_results"],
         mask_column=plan["explicit_loss_mask_column"],
     )
-
-
-def _generation(folder: Path) -> Any:
-    """The model's generation config, ``None`` where it has none."""
-    try:
-        return GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:
-        return None

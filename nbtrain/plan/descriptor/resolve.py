@@ -6,24 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtrain.errors import PlanRefused
-from nbtrain.plan import descriptor_machine, descriptor_parent, descriptor_rules
-from nbtrain.plan.descriptor import FIELDS
-from nbtrain.plan.descriptor_build import build, total_steps
-from nbtrain.plan.descriptor_references import (
+from nbtrain.plan.descriptor.build import build, total_steps
+from nbtrain.plan.descriptor.document import REWARD, Document, read_descriptor, read_flat
+from nbtrain.plan.descriptor.draft import fill
+from nbtrain.plan.descriptor.machine import refusals as machine_refusals
+from nbtrain.plan.descriptor.machine import take_profile
+from nbtrain.plan.descriptor.parent import refusals as parent_refusals
+from nbtrain.plan.descriptor.references import (
     dataset_problems,
     grader_problem,
     look_up,
     values_before,
 )
-from nbtrain.plan.document import REWARD, Document, read_descriptor, read_flat
-from nbtrain.plan.draft import fill
+from nbtrain.plan.descriptor.rules import method_refusals, take_shape
+from nbtrain.plan.descriptor.rules import refusals as field_refusals
+from nbtrain.plan.descriptor.table import FIELDS
+from nbtrain.plan.descriptor.terms import Reward, grader_with_id, read_reward
+from nbtrain.plan.descriptor.verl_settings import engine_refusals
 from nbtrain.plan.fields import check
 from nbtrain.plan.registry import Registry
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.source import in_order
 from nbtrain.plan.statements import Statement
-from nbtrain.plan.terms import Reward, grader_with_id, read_reward
-from nbtrain.plan.verl_settings import engine_refusals
 
 __all__ = ["resolve_descriptor", "resolve_flat"]
 
@@ -70,9 +74,9 @@ def _resolve(found: Document, registry: Registry) -> ResolvedPlan:
         raise PlanRefused([problem] if problem is not None else [])
     refs = look_up(found, registry)
     draft = fill(found, refs, values_before(refs, found))
-    descriptor_rules.take_shape(draft)
-    descriptor_machine.take_profile(draft)
-    for problem in descriptor_rules.method_refusals(found):
+    take_shape(draft)
+    take_profile(draft)
+    for problem in method_refusals(found):
         found.refuse(problem)
     reward = Reward()
     grader_statement = found.options.get("grader")
@@ -94,9 +98,9 @@ def _resolve(found: Document, registry: Registry) -> ResolvedPlan:
     for problem in (
         *dataset_problems(found, refs),
         *engine_refusals(found),
-        *descriptor_rules.refusals(draft),
-        *descriptor_machine.refusals(draft),
-        *descriptor_parent.refusals(draft, total),
+        *field_refusals(draft),
+        *machine_refusals(draft),
+        *parent_refusals(draft, total),
     ):
         found.refuse(problem)
     if found.problems:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbtrain.errors import Problem
-from nbtrain.plan.descriptor import FIELDS, Field
-from nbtrain.plan.descriptor_field import short
-from nbtrain.plan.document import Document
-from nbtrain.plan.draft import Draft
+from nbtrain.plan.descriptor.document import Document
+from nbtrain.plan.descriptor.draft import Draft
+from nbtrain.plan.descriptor.field import short
+from nbtrain.plan.descriptor.sizing import SEQUENCES, qualified_tokens
+from nbtrain.plan.descriptor.table import FIELDS, Field
 from nbtrain.plan.fields import check, show
-from nbtrain.plan.sizing import SEQUENCES, qualified_tokens
 
 _OF_METHOD = {"config.hyperparams": ("sft",), "config.rlHyperparams": ("grpo", "gspo")}
 _ONLY_DEFAULTS = ("config.data", "config.loss")

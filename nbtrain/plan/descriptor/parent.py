@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbtrain.errors import Problem
-from nbtrain.plan.draft import Draft
+from nbtrain.plan.descriptor.draft import Draft
 from nbtrain.plan.fields import check, show
 from nbtrain.plan.options import OPTIONS
 

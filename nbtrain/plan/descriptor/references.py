@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from nbtrain.errors import Problem, Refused
-from nbtrain.plan.descriptor import FIELDS
-from nbtrain.plan.document import Document
-from nbtrain.plan.draft import Found
+from nbtrain.plan.descriptor.document import Document
+from nbtrain.plan.descriptor.draft import Found
+from nbtrain.plan.descriptor.table import FIELDS
 from nbtrain.plan.graders import parse_grader
 from nbtrain.plan.references import find, look
 from nbtrain.plan.registry import CheckpointInfo, DatasetInfo, Registry

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbtrain.plan.descriptor_field import METHODS, REINFORCEMENT, SUPERVISED, Field, make
+from nbtrain.plan.descriptor.field import METHODS, REINFORCEMENT, SUPERVISED, Field, make
+from nbtrain.plan.descriptor.hyperparams import HYPERPARAMS
 from nbtrain.plan.fields import NO_BOUND
-from nbtrain.plan.hyperparams import HYPERPARAMS
 
-__all__ = ["FIELDS", "METHODS", "Field", "fields_of", "find", "named"]
+__all__ = ["FIELDS", "METHODS", "Field", "fields_of", "find", "named", "setting_names"]
 
 _LONG = 4096
 """Sequences above this recompute activations, unless stated."""
@@ -156,8 +156,8 @@ _SMOKE = (
 FIELDS: dict[str, Field] = {field.path: field for field in (*_TOP, *_CONFIG, *_EXECUTION, *_SMOKE)}
 """Every field by its full dotted path. A computed default looks only at fields before it.
 
-``config.reward`` (see :mod:`nbtrain.plan.terms`) and ``config.engineSettings.settings`` (see
-:mod:`nbtrain.plan.verl_settings`) have tables of their own.
+``config.reward`` and ``config.engineSettings.settings`` have tables of their own, in ``terms`` and
+``verl_settings``.
 """
 
 
@@ -180,3 +180,13 @@ def find(path: str) -> Field | None:
 def named(method: str) -> dict[str, Field]:
     """The fields of a method by what refusals call them."""
     return {field.name: field for field in fields_of(method)}
+
+
+def setting_names(method: str) -> dict[str, str]:
+    """What refusals call the field that becomes a setting of a run of ``method``, by setting."""
+    names: dict[str, str] = {}
+    for field in fields_of(method):
+        setting = field.setting if method == "sft" else field.rl_setting
+        if setting is not None:
+            names[setting] = field.name
+    return names

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbtrain.errors import Problem, Where
-from nbtrain.plan.document import SETTINGS, Document
+from nbtrain.plan.descriptor.document import SETTINGS, Document
 from nbtrain.plan.fields import Option, Type, check, describe, plain
 from nbtrain.plan.source import BROKEN, SourcedMapping
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from nbtrain.plan import placement, rules
-from nbtrain.plan.descriptor_hints import hints
-from nbtrain.plan.descriptor_parent import start_step
-from nbtrain.plan.draft import Draft
+from nbtrain.plan.descriptor.draft import Draft
+from nbtrain.plan.descriptor.hints import hints
+from nbtrain.plan.descriptor.parent import start_step
+from nbtrain.plan.descriptor.sizing import updates
+from nbtrain.plan.descriptor.terms import Reward
 from nbtrain.plan.identity import descriptor_hash
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.registry import DatasetInfo
@@ -25,8 +27,6 @@ from nbtrain.plan.resolved import (
     WorkloadRef,
 )
 from nbtrain.plan.schedule import warm_up
-from nbtrain.plan.sizing import updates
-from nbtrain.plan.terms import Reward
 
 # of a reinforcement run, whatever the descriptor says
 _FIXED: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbtrain.errors import Problem, Refused, Where
 from nbtrain.plan.defaults import pattern
-from nbtrain.plan.document import REWARD, Document
+from nbtrain.plan.descriptor.document import REWARD, Document
 from nbtrain.plan.fields import Option, check, describe, plain
 from nbtrain.plan.graders import DEFAULT_GRADER, GraderSpec, parse_grader
 from nbtrain.plan.references import look

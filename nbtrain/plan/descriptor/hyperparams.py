@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbtrain.plan import defaults, sizing
-from nbtrain.plan.descriptor_field import REINFORCEMENT, SUPERVISED, Field, make
+from nbtrain.plan import defaults
+from nbtrain.plan.descriptor import sizing
+from nbtrain.plan.descriptor.field import REINFORCEMENT, SUPERVISED, Field, make
 from nbtrain.plan.fields import NO_BOUND
 
 _MOST_STEPS = 1_000_000

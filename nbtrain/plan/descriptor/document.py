@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.errors import Problem, Where
-from nbtrain.plan.descriptor import FIELDS, METHODS, Field, fields_of
-from nbtrain.plan.descriptor_field import short
+from nbtrain.plan.descriptor.field import short
+from nbtrain.plan.descriptor.misnamed import counterpart, instead, is_option, nearest, snake
+from nbtrain.plan.descriptor.table import FIELDS, METHODS, Field, fields_of
 from nbtrain.plan.fields import describe, plain
-from nbtrain.plan.misnamed import counterpart, instead, is_option, nearest, snake
 from nbtrain.plan.source import BROKEN, SourcedMapping
 from nbtrain.plan.statements import (
     DESCRIPTOR_GROUPS,

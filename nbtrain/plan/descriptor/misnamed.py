@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from nbtrain.plan.descriptor import FIELDS, Field, named
+from nbtrain.plan.descriptor.table import FIELDS, Field, named
 from nbtrain.plan.options import OPTIONS
 
 # what people write for a field that has another name here; "rl" in the second column

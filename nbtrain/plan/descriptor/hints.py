@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbtrain.plan.draft import Draft
+from nbtrain.plan.descriptor.draft import Draft
+from nbtrain.plan.descriptor.terms import STRICT, Reward
 from nbtrain.plan.fields import show
-from nbtrain.plan.terms import STRICT, Reward
 
 
 def hints(draft: Draft, reward: Reward, total: int) -> Iterator[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbtrain.errors import Problem, Where
-from nbtrain.plan.descriptor import Field, named
-from nbtrain.plan.document import Document
+from nbtrain.plan.descriptor.document import Document
+from nbtrain.plan.descriptor.table import Field, named
 from nbtrain.plan.fields import check, plain, show
 from nbtrain.plan.registry import (
     AdapterInfo,
