@@ -16,13 +16,13 @@ from nbtrain.client.records import HeldOutPoint
 from nbtrain.errors import NotFound
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.report.figures import loss_figure, png, reward_figure
+from nbtrain.report.series import first_and_last
 from nbtrain.report.static import as_html
 from nbtrain.report.summary import (
     CheckpointLine,
     HeldOut,
     RunSummary,
     as_text,
-    first_and_last,
     number,
     progress_line,
 )

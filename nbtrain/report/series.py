@@ -53,6 +53,21 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
+def first_and_last(
+    points: Iterable[tuple[float | None, float | None]], width: int = 10
+) -> tuple[float, float, int] | None:
+    """Mean of the first and of the last values, and of how many each; ``None`` below two.
+
+    The one window in which a curve's ends are told and judged. What is no finite number is left
+    out; the two stretches never overlap: below ``2 * width`` values each is half of them.
+    """
+    values = [value for _, value in finite(points)]
+    each = min(width, len(values) // 2)
+    if each == 0:
+        return None
+    return sum(values[:each]) / each, sum(values[-each:]) / each, each
+
+
 def mean(values: Iterable[float | None]) -> float | None:
     """Mean of the finite values, ``None`` when there is none."""
     kept = [v for v in values if v is not None and math.isfinite(v)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from nbtrain.report import supervised
-from nbtrain.report.series import mean
+from nbtrain.report.series import first_and_last
 from nbtrain.report.supervised import Supervised
 from nbtrain.report.verdict import checks_told
 from nbtrain.report.verdict import headline as smoke
@@ -146,23 +146,6 @@ def span(seconds: float | None) -> str:
     if whole >= 60:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole} s"
-
-
-def first_and_last(
-    rewards: Sequence[tuple[int, float | None]], width: int = 10
-) -> tuple[float, float, int] | None:
-    """Mean reward of the first and of the last steps and how many of each; ``None`` below two.
-
-    The two stretches never overlap: with fewer than ``2 * width`` steps each is half of them.
-    """
-    values = [value for _, value in rewards]
-    each = min(width, len(values) // 2)
-    if each == 0:
-        return None
-    first, last = mean(values[:each]), mean(values[-each:])
-    if first is None or last is None:
-        return None
-    return first, last, each
 
 
 def headline(summary: RunSummary) -> str:

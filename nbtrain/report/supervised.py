@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nbtrain.report.series import finite, mean
+from nbtrain.report.series import finite, first_and_last
 
 __all__ = ["Supervised", "Validated", "loss_told", "lowest", "movement"]
-
-_WIDTH = 10  # steps at either end whose mean is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +63,10 @@ def loss_told(run: Supervised) -> str:
 
 def _training(run: Supervised) -> str:
     points = finite(run.losses)
-    each = min(_WIDTH, len(points) // 2)
-    if not each:
+    moved = first_and_last(points)
+    if moved is None:
         return f"loss {points[0][1]:.3f}" if points else ""
-    values = [value for _, value in points]
-    first, last = mean(values[:each]) or 0.0, mean(values[-each:]) or 0.0
+    first, last, each = moved
     steps = "step" if each == 1 else f"{each} steps"
     return f"loss {first:.3f} → {last:.3f} (first and last {steps})"
 

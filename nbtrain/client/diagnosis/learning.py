@@ -9,6 +9,7 @@ from itertools import pairwise
 from nbtrain.client.diagnosis.facts import Facts, counted, mean, the_last
 from nbtrain.plan.options import OPTIONS
 from nbtrain.report.findings import Finding
+from nbtrain.report.series import first_and_last
 
 _ENOUGH = 20  # steps
 _SURE = 3.0  # standard errors
@@ -46,9 +47,8 @@ def reward_moves(facts: Facts) -> Iterator[Finding]:
     if len(points) < _ENOUGH:
         return
     slope, error = trend(points)
-    each = max(1, len(points) // 5)
-    first, last = (mean([r for _, r in part]) or 0.0 for part in (points[:each], points[-each:]))
-    told = f"{first:.3f} → {last:.3f} (first and last fifth of {len(points):,} steps)"
+    first, last, each = first_and_last(points) or (points[0][1], points[-1][1], 1)
+    told = f"{first:.3f} → {last:.3f} (first and last {counted(each, 'step')})"
     if slope > _SURE * error:
         yield Finding("learning", "fine", f"It is learning: reward {told}.", weight=0.9)
     elif slope < -_SURE * error:

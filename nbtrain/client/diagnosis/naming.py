@@ -32,12 +32,15 @@ def _fields(method: str) -> dict[str, str]:
 def as_descriptor(findings: Iterable[Finding], method: str) -> list[Finding]:
     """The findings with options under their descriptor's names, where it has them."""
     names = _fields(method)
-    # a name of one word, such as epochs, is also a word of a sentence
-    long = [re.escape(name) for name in names if "_" in name]
-    word = re.compile(rf"\b(?:{'|'.join(long)})\b(?!\()") if long else None
+    # a name of one word, such as epochs, is also a word of a sentence, but not where it is advised
+    long = "|".join(re.escape(name) for name in names if "_" in name)
+    short = "|".join(re.escape(name) for name in names if "_" not in name)
+    word = re.compile(
+        rf"\b(?:{long})\b(?!\()|(?<=[Rr]aise )(?:{short})\b|(?<=[Ll]ower )(?:{short})\b"
+    )
 
     def told(text: str) -> str:
-        return text if word is None else word.sub(lambda found: names[found[0]], text)
+        return word.sub(lambda found: names[found[0]], text)
 
     return [
         replace(

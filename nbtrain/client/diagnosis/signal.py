@@ -12,6 +12,7 @@ from nbtrain.store import Row
 _MANY_TIED, _SOME_TIED = 0.75, 0.4
 _EPOCHS = 10
 
+_CLEAR = 2 / 3  # of the groups without signal: what most of them are
 _NAMED_FROM = 3  # groups without signal from which a task is named; of many tasks, also twice
 _FEW_TASKS = 10  # the usual
 _COLD = 0.3  # temperature
@@ -39,7 +40,7 @@ def no_signal(facts: Facts) -> Iterator[Finding]:
         why, change, options = "", *_against_ties(facts, passed, lost, between)
     else:
         why, change, options = "", *_ALIKE
-    found = _cause(facts, passed >= max(lost, between) and facts.unit_scale)
+    found = _cause(facts, facts.unit_scale and _is_most(passed, tied))
     if found is not None:
         why, change, options = found
     many = tied >= _MANY_TIED * completed and not facts.is_learned
@@ -54,6 +55,10 @@ def no_signal(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def _is_most(part: float, tied: float) -> bool:
+    return part >= _CLEAR * tied
+
+
 _Change = tuple[str, tuple[str, ...]]
 _ALIKE: _Change = (
     "The reward takes too few values, or the replies are all alike: raise temperature or "
@@ -63,25 +68,29 @@ _ALIKE: _Change = (
 
 
 def _against_ties(facts: Facts, passed: float, lost: float, between: float) -> _Change:
-    """What to do about ties of rewards between 0 and 1."""
-    if passed >= max(lost, between):
+    """What to do about ties of rewards between 0 and 1; one cause needs a clear majority."""
+    tied = passed + lost + between
+    if _is_most(passed, tied):
         if facts.is_learned:
             return "The tasks are learned: add harder ones to go on.", ()
         return "The tasks are too easy: add harder ones.", ()
-    if lost >= between and facts.admission == "as_graded":
+    if _is_most(lost, tied) and facts.admission == "as_graded":
         return (
             "The tasks are too hard for the model, so that every reply earns the least there is: "
             "add a term for the format, which some replies earn, or begin from a registered "
             "adapter (warmStartModelId).",
             ("reward", "warmStartModelId"),
         )
-    if lost >= between:
+    if _is_most(lost, tied):
         return (
             "The tasks are too hard for the model: raise group_size, give partial credit in the "
             "reward, or begin with easier tasks.",
             ("group_size",),
         )
-    return _ALIKE
+    if between >= max(passed, lost):
+        return _ALIKE
+    told = "Some tasks are too easy, some too hard: raise temperature or group_size."
+    return told, ("temperature", "group_size")
 
 
 def _cause(facts: Facts, right: bool) -> tuple[str, str, tuple[str, ...]] | None:

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 from nbtrain.client.diagnosis.facts import Facts, counted, figure, mean, the_last
 from nbtrain.client.diagnosis.learning import trend
 from nbtrain.report.findings import Finding
+from nbtrain.report.series import first_and_last
 from nbtrain.store import Row
 
 _ENOUGH = 10  # steps from which a trend is told
 _SURE = 3.0  # standard errors
 _TINY = 0.05  # nats a token: nothing is left to learn
 _SMALL = 0.02  # of the validation loss: what two rounds may differ by
-_FELL = 0.05  # of the training loss: what counts as falling
+_FELL = 0.05  # of the training loss: what counts as falling where its trend is sure
+_CLEARLY = 0.1  # of the training loss: what nobody would call flat
 _MEMORISED = 0.1  # of the validation loss: what it rises by where rows are learned by heart
 _RATE = 1e-4  # the default
 _FEW_TOKENS = 32  # trained tokens of an update
@@ -23,13 +25,6 @@ _FEW_UPDATES = 10
 
 def _points(facts: Facts) -> list[tuple[int, float]]:
     return [(s, v) for s, v in facts.losses if v is not None and math.isfinite(v)]
-
-
-def _ends(points: Sequence[tuple[int, float]]) -> tuple[float, float, int]:
-    """Mean of the first and of the last fifth, and of how many steps each is."""
-    each = max(1, len(points) // 5)
-    first, last = (mean([v for _, v in part]) or 0.0 for part in (points[:each], points[-each:]))
-    return first, last, each
 
 
 def _rounds(facts: Facts) -> list[Row]:
@@ -70,10 +65,11 @@ def _rows_of(facts: Facts, step: int) -> str:
 def loss_moves(facts: Facts) -> Iterator[Finding]:
     """Whether the training loss falls, rises, or does not move beyond its noise."""
     points = _points(facts)
-    if len(points) < _ENOUGH:
+    moved = first_and_last(points)
+    if len(points) < _ENOUGH or moved is None:
         return
     slope, error = trend(points)
-    first, last, each = _ends(points)
+    first, last, each = moved
     told = f"loss {first:.3f} → {last:.3f} (first and last {counted(each, 'step')})"
     if slope > _SURE * error and last > (1 + _FELL) * first:
         yield Finding(
@@ -89,10 +85,11 @@ def loss_moves(facts: Facts) -> Iterator[Finding]:
         held = f"; validation loss {_read(rounds[0])} → {_read(rounds[-1])}" if rounds else ""
         rows = f", and none of {facts.train_tasks:,} rows was dropped" if facts.train_tasks else ""
         yield Finding("learning", "fine", f"It is learning: {told}{held}{rows}.", weight=0.9)
-    elif last > _TINY:
+    elif last > _TINY and _is_flat(points):
+        # What goes on from a checkpoint may have little left to learn
         yield Finding(
             "flat loss",
-            "problem",
+            "hint" if facts.start_step else "problem",
             f"The training loss does not fall: {told}, {slope:+.1g} a step (standard error "
             f"{error:.1g}).",
             "Raise learning_rate, or lora_rank; look at what is trained: "
@@ -103,19 +100,28 @@ def loss_moves(facts: Facts) -> Iterator[Finding]:
 
 
 def _falls(points: Sequence[tuple[int, float]]) -> bool:
-    if len(points) < 3:
+    moved = first_and_last(points)
+    if len(points) < 3 or moved is None:
         return False
     slope, error = trend(points)
-    first, last, _ = _ends(points)
-    return slope < -_SURE * error or last < (1 - 4 * _FELL) * first
+    first, last, _ = moved
+    return slope < -_SURE * error or last < (1 - 2 * _CLEARLY) * first
+
+
+def _is_flat(points: Sequence[tuple[int, float]]) -> bool:
+    """Whether the loss may be said not to fall; between that and falling nothing is said."""
+    moved = first_and_last(points)
+    fell = moved is not None and moved[1] < (1 - _CLEARLY) * moved[0]
+    return not fell and not _falls(points)
 
 
 def memorising(facts: Facts) -> Iterator[Finding]:
     """The pair to read: training loss falls while validation loss does not."""
     rounds, points = _rounds(facts), _points(facts)
-    if len(rounds) < 3 or len(points) < 2:
+    moved = first_and_last(points)
+    if len(rounds) < 3 or moved is None:
         return
-    first, last, _ = _ends(points)
+    first, last, _ = moved
     best = min(rounds, key=lambda r: (r["loss"], r["step"]))
     now = rounds[-1]
     rose = now["loss"] - best["loss"]
@@ -165,7 +171,9 @@ def known_already(facts: Facts) -> Iterator[Finding]:
 def small_rate(facts: Facts) -> Iterator[Finding]:
     """A learning rate near nothing."""
     rate = facts.option("learning_rate")
-    if not facts.updates_applied or rate is None or rate >= _RATE / 50 or _falls(_points(facts)):
+    if not facts.updates_applied or rate is None or rate >= _RATE / 50:
+        return
+    if not _is_flat(_points(facts)):
         return
     yield Finding(
         "small learning rate",
@@ -201,7 +209,7 @@ def few_tokens(facts: Facts) -> Iterator[Finding]:
     trained, read = mean(facts.values("trained_tokens")), mean(facts.values("tokens"))
     if trained is None or trained >= _FEW_TOKENS or len(facts.recent) < 3:
         return
-    if _falls(_points(facts)):
+    if not _is_flat(_points(facts)):
         return
     of = f" of {read:,.0f} read" if read else ""
     yield Finding(
