@@ -22,6 +22,7 @@ from nbtrain.store import open_store
 from nbtrain.training.adapted import AdaptedModel
 from nbtrain.training.control import Cancelled, Control
 from nbtrain.training.supervised import job as job_module
+from nbtrain.training.supervised import preparing
 from nbtrain.training.supervised.job import SupervisedJob
 from nbtrain.training.supervised.loop import SupervisedLoop
 from nbtrain.training.supervised.rates import rates_of
@@ -328,6 +329,18 @@ def test_out_of_memory_says_what_to_lower(world: World, monkeypatch: pytest.Monk
     assert "maxSeqLength" in text
     assert "model.gradientCheckpointing: true" in text
     assert "no checkpoint was saved" in text
+
+
+def test_out_of_memory_before_the_first_update_is_told_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError("cannot allocate 9 GB")
+
+    monkeypatch.setattr(preparing, "load_model", exhausted)
+    told = "out of memory in preparation: cannot allocate 9 GB; expected were about .* lower "
+    with pytest.raises(NbtrainError, match=told):
+        world.train(world.plan(chats(6)))
 
 
 def test_the_adapter_may_not_cover_the_output_head(world: World) -> None:

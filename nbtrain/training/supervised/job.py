@@ -13,20 +13,22 @@ import torch
 import trl
 from transformers.utils import logging as transformers_logging
 
-from nbtrain.errors import StartChecksFailed
+from nbtrain.errors import NbtrainError, StartChecksFailed
 from nbtrain.plan.phases import Phase
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.rollout.ranks import Ranks
 from nbtrain.store import RunWriter, Store, StoredRun
 from nbtrain.training.control import Cancelled, Control, FollowerControl
 from nbtrain.training.environment import describe
+from nbtrain.training.exhausted import is_exhausted
 from nbtrain.training.loop import Ending
 from nbtrain.training.models import register_newest
 from nbtrain.training.outcome import attempt_folder
 from nbtrain.training.ranks import Joined, join_ranks
 from nbtrain.training.record import insist
+from nbtrain.training.supervised.exhausted import sentence
 from nbtrain.training.supervised.loop import SupervisedLoop
-from nbtrain.training.supervised.preparing import Preparation, Prepared
+from nbtrain.training.supervised.preparing import Preparation, Prepared, naming
 from nbtrain.training.supervised.recording import SupervisedRecorder
 from nbtrain.training.supervised.restoring import restore, total_steps
 from nbtrain.training.supervised.smoke import SmokeCheck, ending_of, without_validation
@@ -88,7 +90,7 @@ class SupervisedJob:
         if ready.problems:
             raise StartChecksFailed(ready.problems)
         if total != self._plan.total_steps and ranks.rank == 0:
-            self._store.set_total_steps(self._run.key, total)
+            insist(lambda: self._store.set_total_steps(self._run.key, total))
         smoke = self._smoke(ready, ranks, device, control)
         loop = SupervisedLoop(
             self._plan,
@@ -128,7 +130,7 @@ class SupervisedJob:
         """The ending with the verdict, which is kept."""
         verdict = smoke.verdict()
         if ranks.rank == 0:
-            self._store.put_verdict(self._run.key, verdict)
+            insist(lambda: self._store.put_verdict(self._run.key, verdict))
         return ending if ending.failure is not None else Ending(ended=ending_of(verdict))
 
     def _control(self, ranks: Ranks) -> Control | FollowerControl:
@@ -157,7 +159,7 @@ class SupervisedJob:
         control: Control | FollowerControl,
         scratch: Path,
     ) -> Prepared:
-        ready = Preparation(
+        preparation = Preparation(
             self._store,
             self._plan,
             scratch,
@@ -165,9 +167,26 @@ class SupervisedJob:
             device=device,
             says=control.doing,
             tick=control,
-        ).run()
+        )
+        try:
+            ready = preparation.run()
+        except (RuntimeError, MemoryError) as error:
+            if not is_exhausted(error):
+                raise
+            raise NbtrainError(
+                sentence(
+                    error,
+                    part="preparation",
+                    step=0,
+                    plan=self._plan,
+                    expected=preparation.memory,
+                    saved=None,
+                    name=naming(self._plan),
+                )
+            ) from error
         if ranks.rank == 0:
-            self._store.put_checks(self._run.key, [check.to_json() for check in ready.checks])
+            rows = [check.to_json() for check in ready.checks]
+            insist(lambda: self._store.put_checks(self._run.key, rows))
         for check in ready.checks:
             log.info("start check %s %s: %s", check.name, check.verdict, check.said)
             if check.verdict == "warned":

@@ -106,6 +106,11 @@ class Preparation:
         self._name = naming(plan)
         self._ready = Prepared()
 
+    @property
+    def memory(self) -> SupervisedMemory | None:
+        """What the longest pass is expected to need, as soon as that is known."""
+        return self._ready.memory
+
     def run(self) -> Prepared:
         """Do all of it. What is wrong stands in the answer; nothing but a stop is raised."""
         ready, plan = self._ready, self._plan
