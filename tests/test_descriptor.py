@@ -13,7 +13,7 @@ from plan_world import World, at, described_world, descriptor, digest, put
 
 from nbtrain.errors import PlanRefused, Problem
 from nbtrain.plan.descriptor.resolve import resolve_descriptor
-from nbtrain.plan.descriptor.table import FIELDS, METHODS, fields_of, find, named
+from nbtrain.plan.descriptor.table import FIELDS, METHODS, fields_of, named
 from nbtrain.plan.identity import same_plan
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.registry import MachineInfo
@@ -168,8 +168,6 @@ def _restated(p: ResolvedPlan) -> dict[str, Any]:
 
 
 def test_accessors() -> None:
-    assert find("config.hyperparams.optimizer.weightDecay") is not None
-    assert find("optimizer.weightDecay") is None
     with pytest.raises(ValueError, match="found 'dpo'"):
         fields_of("dpo")
     for method in METHODS:

@@ -12,7 +12,7 @@ from nbtrain.plan.descriptor.field import METHODS, REINFORCEMENT, SUPERVISED, Fi
 from nbtrain.plan.descriptor.hyperparams import HYPERPARAMS
 from nbtrain.plan.fields import NO_BOUND
 
-__all__ = ["FIELDS", "METHODS", "Field", "fields_of", "find", "named", "setting_names"]
+__all__ = ["FIELDS", "METHODS", "Field", "fields_of", "named", "setting_names"]
 
 _LONG = 4096
 """Sequences above this recompute activations, unless stated."""
@@ -170,11 +170,6 @@ def fields_of(method: str) -> list[Field]:
         msg = f"method is {', '.join(METHODS)}, found {method!r}"
         raise ValueError(msg)
     return [field for field in FIELDS.values() if method in field.methods]
-
-
-def find(path: str) -> Field | None:
-    """The field of a full dotted path, or ``None``."""
-    return FIELDS.get(path)
 
 
 def named(method: str) -> dict[str, Field]:
