@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.dataset_analysis import DatasetAnalysis, RowPreview, loss_rules
@@ -92,6 +92,7 @@ class Datasets:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._same: tuple[str, Mapping[int, tuple[int, ...]]] = ("", {})
 
     def register(self, name: str, source: object) -> DatasetItem:
         """Keep the rows of ``source`` and let ``name`` mean them.
@@ -140,7 +141,7 @@ class Datasets:
         else:
             places = dataset.search(search, offset, limit)
             found = {place: dataset.page(place, 1)[0] for place in places}
-        same = dataset.duplicates
+        same = self._duplicates(dataset)
         seen = {} if model is None else self._seen(dataset, places, model, loss)
         rows = [
             DatasetRow(
@@ -153,6 +154,12 @@ class Datasets:
             for place, row in found.items()
         ]
         return RowPage(rows, _title(dataset, rows, search))
+
+    def _duplicates(self, dataset: Dataset) -> Mapping[int, tuple[int, ...]]:
+        """Kept for the dataset that was paged last: finding them reads every row."""
+        if self._same[0] != dataset.dataset_id:
+            self._same = dataset.dataset_id, dataset.duplicates
+        return self._same[1]
 
     def _seen(
         self, dataset: Dataset, places: Sequence[int], model: object, loss: object
