@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from descriptors import REINFORCEMENT, SUPERVISED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import World, at, described_world, descriptor, digest, put
@@ -26,57 +27,6 @@ CASES = Path(__file__).parent / "cases"
 calm = settings(deadline=None, max_examples=60)
 WORLD = described_world()
 WORLD.here = MachineInfo(memory_gib=16.0, int4=True)
-
-SUPERVISED = """
-{
-  "kind": "run",
-  "workload": "support-triage",
-  "baseModel": "unsloth/Llama-3.2-1B-Instruct",
-  "config": {
-    "dataset": "support-triage-train",
-    "method": "sft",
-    "hyperparams": {"lora": {"rank": 8}, "optimizer": {"learningRate": 0.0001}, "training": {"epochs": 2}},
-    "maxSeqLength": 2048,
-    "model": {"precision": "BF16"}
-  },
-  "execution": {"gpus": 1, "saveEvery": 20, "keepAdapters": 4},
-  "description": "two epochs at rank 8",
-  "configName": "r8-e2"
-}
-"""  # noqa: E501
-REINFORCEMENT = """
-{
-  "kind": "run",
-  "workload": "gsm8k",
-  "configName": "grpo-100-steps",
-  "baseModel": "Qwen/Qwen3-0.6B",
-  "config": {
-    "dataset": "gsm8k-train",
-    "method": "grpo",
-    "rlHyperparams": {
-      "epochs": 1,
-      "maxSteps": 100,
-      "groupSize": 8,
-      "klBeta": 0.001,
-      "temperature": 1.0,
-      "maxCompletionLength": 512,
-      "lora": {
-        "rank": 32
-      },
-      "optimizer": {
-        "learningRate": 1e-5
-      }
-    },
-    "reward": {
-      "terms": [
-        {"kind": "rule", "weight": 1.0, "bundle": "gsm8k-scoring", "module": "reward"}
-      ]
-    },
-    "maxSeqLength": 1536
-  },
-  "execution": {"gpus": 1, "saveEvery": 10, "keepAdapters": 4}
-}
-"""
 
 
 def plan(document: Any, **beside: Any) -> ResolvedPlan:
