@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plan_world import Adapter, Bundle, Dataset, World, described_world, descriptor, digest, put
 
 from nbtrain.errors import PlanRefused, Problem
+from nbtrain.plan.descriptor.misnamed import snake
 from nbtrain.plan.descriptor.sizing import largest_pass
 from nbtrain.plan.descriptor.terms import TERMS
 from nbtrain.plan.registry import MachineInfo
@@ -20,6 +21,7 @@ from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.source import parse
 from nbtrain.rewards import builtins
 from nbtrain.rewards.labels import json_label_match
+from nbtrain.rewards.terms import KINDS, parameters_of
 
 calm = settings(deadline=None)
 
@@ -375,11 +377,18 @@ def reward(*terms: Any, **parts: Any) -> dict[str, Any]:
 def test_terms_take_what_their_functions_take(kind: str) -> None:
     function = json_label_match if kind == "json-label-match" else getattr(builtins, kind)
     known = inspect.signature(function).parameters
-    snake = {"".join(f"_{c.lower()}" if c.isupper() else c for c in o.name): o for o in TERMS[kind]}
-    assert set(snake) == set(known)
+    stated = {snake(option.name): option for option in TERMS[kind]}
+    assert set(stated) == set(known)
     for name, parameter in known.items():
         if parameter.default is not parameter.empty:
-            assert snake[name].default == parameter.default
+            assert stated[name].default == parameter.default
+
+
+def test_the_job_builds_every_kind_that_a_plan_takes() -> None:
+    assert {
+        kind: {snake(option.name): option.default is None for option in options}
+        for kind, options in TERMS.items()
+    } == {kind: parameters_of(kind) for kind in KINDS}
 
 
 def test_terms_are_recorded_for_the_job_and_hashed_without_their_names(world: World) -> None:

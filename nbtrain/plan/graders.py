@@ -13,9 +13,11 @@ from urllib.parse import urlsplit
 
 from nbtrain.errors import Problem, Refused
 
-__all__ = ["DEFAULT_GRADER", "GraderSpec", "parse_grader"]
+__all__ = ["DEFAULT_FUNCTION", "DEFAULT_GRADER", "GraderSpec", "parse_grader"]
 
 DEFAULT_GRADER = "json-label-match"
+DEFAULT_FUNCTION = "compute_score"
+"""Of a bundle's module, where a grader or a reward term names none."""
 _FORMS = "json-label-match, model:ID, http:URL or bundle:REF#MODULE[:FUNCTION]"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -103,7 +105,7 @@ def _bundle(field: str, text: str, rest: str) -> GraderSpec:
         raise _refused(field, text, f"has a module {module!r} that cannot be one's name")
     if colon and not function.isidentifier():
         raise _refused(field, text, f"has a function {function!r} that cannot be one's name")
-    return GraderSpec("bundle", ref, module, function or "compute_score")
+    return GraderSpec("bundle", ref, module, function or DEFAULT_FUNCTION)
 
 
 def _refused(field: str, found: object, clause: str, hint: str | None = None) -> Refused:

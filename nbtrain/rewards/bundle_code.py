@@ -20,9 +20,8 @@ from typing import Any
 
 from nbtrain.rewards.forms import ALLOWED_FORMS, Form, Signature, classify, read_signature
 
-__all__ = ["DEFAULT_FUNCTION", "BundleFunction", "NoFunction", "stated_signature"]
+__all__ = ["BundleFunction", "NoFunction", "stated_signature"]
 
-DEFAULT_FUNCTION = "compute_score"
 _MOST_REEXPORTS = 8
 
 

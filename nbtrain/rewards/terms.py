@@ -10,14 +10,14 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbtrain.errors import NotFound, Problem, Refused
+from nbtrain.plan.descriptor.misnamed import snake
+from nbtrain.plan.graders import DEFAULT_FUNCTION
 from nbtrain.rewards import builtins
 from nbtrain.rewards.bundle_code import (
-    DEFAULT_FUNCTION,
     BundleFunction,
     NoFunction,
     stated_signature,
@@ -104,7 +104,7 @@ def _built(
         message = f"{where} is a {type(term).__name__}"
         problems.append(Problem(where, message, found=term, allowed="a mapping with a kind"))
         return None
-    given = {_snake(str(key)): value for key, value in term.items() if value is not None}
+    given = {snake(str(key)): value for key, value in term.items() if value is not None}
     before = len(problems)
     kind = _kind(given.get("kind"), where, problems)
     weight = _weight(given.get("weight", 1.0), where, problems)
@@ -128,10 +128,6 @@ def _built(
         if function.function != DEFAULT_FUNCTION:
             default += f":{function.function}"
     return RewardTerm((name or default)[:_NAME_LIMIT], weight, function, signature)
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z])([A-Z])", r"_\1", name).lower()
 
 
 def _kind(kind: object, where: str, problems: list[Problem]) -> str | None:

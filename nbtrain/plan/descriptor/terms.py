@@ -10,8 +10,9 @@ from typing import Any
 from nbtrain.errors import Problem, Refused, Where
 from nbtrain.plan.defaults import pattern
 from nbtrain.plan.descriptor.document import REWARD, Document
+from nbtrain.plan.descriptor.misnamed import snake
 from nbtrain.plan.fields import Option, check, describe, plain
-from nbtrain.plan.graders import DEFAULT_GRADER, GraderSpec, parse_grader
+from nbtrain.plan.graders import DEFAULT_FUNCTION, DEFAULT_GRADER, GraderSpec, parse_grader
 from nbtrain.plan.references import look
 from nbtrain.plan.registry import BundleInfo, DatasetInfo, Registry
 from nbtrain.plan.source import BROKEN, SourcedList, SourcedMapping
@@ -40,7 +41,7 @@ TERMS: dict[str, tuple[Option, ...]] = {
     "rule": (
         Option("bundle", "text", "The registered bundle, by name or id.", "run"),
         Option("module", "text", "Module of the bundle.", "run"),
-        Option("function", "text", "Function of the module.", "run", "compute_score"),
+        Option("function", "text", "Function of the module.", "run", DEFAULT_FUNCTION),
     ),
     "json-label-match": (_COLUMN,),
     "exact": (_COLUMN,),
@@ -112,7 +113,7 @@ class _Reader:
         self, term: Mapping[str, Any], option: Option, name: str, where: Where | None
     ) -> Any:
         called = f"{name}.{option.name}"
-        spelt = option.name if option.name in term else _snake(option.name)
+        spelt = option.name if option.name in term else snake(option.name)
         value, at = term.get(spelt), _at(term, spelt) or where
         if value is BROKEN:
             self.found.bad.add(called)
@@ -137,7 +138,7 @@ class _Reader:
     ) -> None:
         names = ["kind", *(option.name for option in options)]
         for key in term:
-            if key not in (*names, *map(_snake, names)):
+            if key not in (*names, *map(snake, names)):
                 where = term.where_key(key) if isinstance(term, SourcedMapping) else None
                 near = difflib.get_close_matches(str(key), names, n=1)
                 message = f"there is no parameter {name}.{key} of kind {kind}"
@@ -277,7 +278,7 @@ def _finished(terms: list[dict[str, Any]], origin: str) -> Reward:
     for index, term in enumerate(terms):
         earlier = names[:index].count(names[index])
         name = f"{names[index]}-{earlier + 1}" if earlier else names[index]
-        for_job.append({_snake(key): value for key, value in term.items()} | {"name": name})
+        for_job.append({snake(key): value for key, value in term.items()} | {"name": name})
     # a name changes nothing that is trained
     hashed = [{key: value for key, value in term.items() if key != "name"} for term in terms]
     return Reward(hashed, for_job, origin)
@@ -292,9 +293,5 @@ def _whole(term: dict[str, Any]) -> dict[str, Any]:
 def _called(term: Mapping[str, Any]) -> str:
     if term["kind"] != "rule":
         return str(term["kind"])
-    usual = term["function"] == "compute_score"
+    usual = term["function"] == DEFAULT_FUNCTION
     return str(term["module"]) if usual else f"{term['module']}:{term['function']}"
-
-
-def _snake(key: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in key)
