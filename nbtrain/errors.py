@@ -20,7 +20,13 @@ __all__ = [
     "StoreError",
     "WaitedTooLong",
     "Where",
+    "first_line",
 ]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class NbtrainError(Exception):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.catalog.digests import BESIDE_WEIGHTS
 from nbtrain.catalog.folders import INDEX, WEIGHTS, parse_config, read_folder, tokenizer_problem
-from nbtrain.errors import NbtrainError, NotFound, Problem
+from nbtrain.errors import NbtrainError, NotFound, Problem, first_line
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -158,9 +158,7 @@ def _from_hub(ref: str, cached: Path | None) -> RepositoryContents:
     except NbtrainError:
         raise
     except Exception as error:  # the network's own errors have no common root
-        raise _not_found(
-            ref, cached, f"the hub cannot be reached ({_first_line(error)})"
-        ) from error
+        raise _not_found(ref, cached, f"the hub cannot be reached ({first_line(error)})") from error
     return _from_info(ref, info, Path(path).read_bytes(), beside)
 
 
@@ -215,10 +213,6 @@ def _from_info(ref: str, info: ModelInfo, raw: bytes, beside: dict[str, str]) ->
         parameters=info.safetensors.total if info.safetensors else None,
         problems=tuple(problems),
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _not_found(ref: str, cached: Path | None, why: str) -> NotFound:

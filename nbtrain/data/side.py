@@ -24,7 +24,7 @@ from nbtrain.data.analysis import analyze, preview_row, rows_page
 from nbtrain.data.dataset import Dataset, load_dataset
 from nbtrain.data.masks import LossRules
 from nbtrain.data.rendering import Renderer, RowRefused, end_ids_in
-from nbtrain.errors import NbtrainError, NotFound, Problem, Refused
+from nbtrain.errors import NbtrainError, NotFound, Problem, Refused, first_line
 from nbtrain.processes import die_with_parent
 
 __all__ = ["Server", "main"]
@@ -130,7 +130,7 @@ def _load_renderer(kind: str, location: str, changed_at: tuple[float, ...]) -> R
         else:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers raises what it comes across in the files
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         message = f"the tokenizer in {folder} cannot be loaded: {reason}"
         raise Refused([Problem("baseModel", message)]) from error
     return Renderer(tokenizer, end_ids_in(folder, tokenizer))

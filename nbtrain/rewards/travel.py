@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.errors import Problem, Refused
+from nbtrain.errors import Problem, Refused, first_line
 from nbtrain.rewards.source import is_local, referenced
 
 __all__ = ["Parcel", "make_parcel", "open_parcel", "read_parcel", "restore"]
@@ -237,12 +237,12 @@ def _problems(field: str, things: Mapping[str, Any], error: Exception) -> list[P
         kind = type(value).__name__
         message = (
             f"{label} uses {what}, a {kind}, which cannot travel to a worker process "
-            f"({_first_line(failure)})"
+            f"({first_line(failure)[:300]})"
         )
         hint = "Make or open it inside the function, or keep what it is made from: a path, a text"
         problems.append(Problem(field, message, found=what, hint=hint))
     if not problems:
-        message = f"{field}: cannot travel to a worker process: {_first_line(error)}"
+        message = f"{field}: cannot travel to a worker process: {first_line(error)[:300]}"
         problems.append(Problem(field, message))
     return problems
 
@@ -312,7 +312,3 @@ def _too_big(field: str, things: Mapping[str, Any], size: int) -> Problem:
         allowed=f"at most {_SIZE_LIMIT >> 20} MiB",
         hint="Load it inside the function, from a file",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

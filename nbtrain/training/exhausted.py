@@ -6,9 +6,10 @@ from typing import Literal
 
 import torch
 
+from nbtrain.errors import first_line
 from nbtrain.plan.memory import Memory, size
 
-__all__ = ["Part", "is_exhausted", "sentence"]
+__all__ = ["Part", "is_exhausted", "sentence", "told"]
 
 Part = Literal["start-up", "sampling", "loss", "validation", "saving"]
 
@@ -47,19 +48,29 @@ def sentence(
 
     ``door`` is how the plan was stated: what to lower is named as it is there.
     """
-    lower = _LOWER[door]
-    told = [f"out of memory in step {step}, in {part}: {str(error).splitlines()[0]}"]
+    need = None
     if expected is not None:
-        told.append(
-            f"expected were about {size(expected.peak())} in a rank "
+        need = (
+            f"{size(expected.peak())} in a rank "
             f"({size(expected.weights)} base model, {size(expected.adapter)} adapter, "
             f"{size(expected.loss)} loss of the longest reply, {size(expected.kv)} keys and values)"
         )
-    if part in lower:
-        told.append(f"lower {lower[part]}")
-    told.append(
+    where = f"in step {step}, in {part}"
+    return told(error, where=where, expected=need, lower=_LOWER[door].get(part), saved=saved)
+
+
+def told(
+    error: BaseException, *, where: str, expected: str | None, lower: str | None, saved: int | None
+) -> str:
+    """The sentence of its parts: what was ``expected`` to be needed, and what to ``lower``."""
+    parts = [f"out of memory {where}: {first_line(error)}"]
+    if expected is not None:
+        parts.append(f"expected were about {expected}")
+    if lower is not None:
+        parts.append(f"lower {lower}")
+    parts.append(
         "no checkpoint was saved"
         if saved is None
         else f"the checkpoint of step {saved} is there to go on from"
     )
-    return "; ".join(told)
+    return "; ".join(parts)

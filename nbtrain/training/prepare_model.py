@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.catalog.digests import FileDigests
 from nbtrain.catalog.folders import tokenizer_problem, weight_files
 from nbtrain.catalog.repositories import split_location
-from nbtrain.errors import NbtrainError, NotFound, Problem, Refused
+from nbtrain.errors import NbtrainError, NotFound, Problem, Refused, first_line
 from nbtrain.plan.resolved import BaseModelRef, ResolvedPlan
 from nbtrain.store.home import sync
 
@@ -105,7 +105,7 @@ def _snapshot(location: str, *, local_only: bool) -> Path | None:
         msg = f"{location} cannot be downloaded: no network, or HF_HUB_OFFLINE is set"
         raise NotFound(msg) from error
     except (HfHubHTTPError, OSError) as error:
-        msg = f"{location} cannot be downloaded: {str(error).splitlines()[0]}"
+        msg = f"{location} cannot be downloaded: {first_line(error)}"
         raise NotFound(msg) from error
     # An earlier download may have stopped halfway, and offline the hub's client hands out what
     # there is: then some weights are missing.
@@ -177,7 +177,7 @@ def _write_converted(source: Path, folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except Exception as error:  # transformers raises what it comes across in the file
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         message = f"{source} cannot be converted: {reason}"
         raise Refused([Problem("base_model_slug", message)]) from error
     print(f"read {model.num_parameters():,} parameters", flush=True)

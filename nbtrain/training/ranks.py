@@ -25,7 +25,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
 
-from nbtrain.errors import NbtrainError, Problem, StartChecksFailed
+from nbtrain.errors import NbtrainError, Problem, StartChecksFailed, first_line
 from nbtrain.rollout.ranks import Alone, Ranks
 from nbtrain.training.outcome import meeting_path
 
@@ -99,7 +99,7 @@ def _meet(meeting: Path, rank: int, size: int, *, cuda: bool) -> None:
             timeout=timedelta(seconds=SILENCE_SECONDS),
         )
     except RuntimeError as error:
-        msg = f"rank {rank} of {size} did not meet the others: {str(error).splitlines()[0]}"
+        msg = f"rank {rank} of {size} did not meet the others: {first_line(error)}"
         raise LostRankError(msg) from error
 
 
@@ -178,5 +178,5 @@ class Joined:
         try:
             yield
         except RuntimeError as error:
-            msg = f"rank {self.rank} lost another rank: {str(error).splitlines()[0]}"
+            msg = f"rank {self.rank} lost another rank: {first_line(error)}"
             raise LostRankError(msg) from error

@@ -8,6 +8,7 @@ from typing import Literal
 from nbtrain.plan.memory import size
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.supervised_memory import SupervisedMemory
+from nbtrain.training.exhausted import told
 
 __all__ = ["Part", "sentence"]
 
@@ -30,21 +31,15 @@ def sentence(
     the last checkpoint.
     """
     where = f"in step {step}, in {part}" if part != "preparation" else "in preparation"
-    told = [f"out of memory {where}: {str(error).splitlines()[0]}"]
+    need = None
     if expected is not None:
-        told.append(
-            f"expected were about {size(expected.total)} in a rank ({size(expected.weights)} base "
+        need = (
+            f"{size(expected.total)} in a rank ({size(expected.weights)} base "
             f"model, {size(expected.adapter)} adapter and optimizer, "
             f"{size(expected.activations)} the longest pass)"
         )
-    if part != "saving":
-        told.append(f"lower {_lower(plan, name)}")
-    told.append(
-        "no checkpoint was saved"
-        if saved is None
-        else f"the checkpoint of step {saved} is there to go on from"
-    )
-    return "; ".join(told)
+    lower = None if part == "saving" else _lower(plan, name)
+    return told(error, where=where, expected=need, lower=lower, saved=saved)
 
 
 def _lower(plan: ResolvedPlan, name: Callable[[str], str]) -> str:
