@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nbtrain.errors import Problem, Where
 from nbtrain.plan.checks import Check
-from nbtrain.plan.memory import size
+from nbtrain.plan.memory import REFUSE_SHARE, WARN_SHARE, size
 from nbtrain.plan.supervised_memory import SupervisedMemory
 from nbtrain.training.adapted import AdaptedModel
 from nbtrain.training.supervised.collate import collate
@@ -34,7 +34,6 @@ __all__ = [
 PACKING_WARN, PACKING_REFUSE = 0.005, 0.025
 PACKING_SAMPLE = 8
 """Packed sequences that are compared with their rows alone."""
-MEMORY_WARN, MEMORY_REFUSE = 0.8, 1.2
 _LEAST_LOSS = 1e-2
 """A row's loss below this is compared with this."""
 
@@ -103,8 +102,8 @@ def memory_check(needed: SupervisedMemory | None, free: int) -> Check:
         f"about {size(needed.total)} are needed ({size(needed.weights)} base model, "
         f"{size(needed.adapter)} adapter and optimizer, {size(needed.activations)} the longest "
         f"pass), {size(free)} are free",
-        warn=MEMORY_WARN,
-        refuse=MEMORY_REFUSE,
+        warn=WARN_SHARE,
+        refuse=REFUSE_SHARE,
     )
 
 
