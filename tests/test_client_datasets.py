@@ -138,9 +138,11 @@ def test_texts_of_rows_are_escaped(client: Client) -> None:
 # With a model: the side process answers, and nothing heavy is imported here
 
 
-def test_what_a_model_reads(sums: Client) -> None:
+def test_what_a_model_reads(sums: Client, capfd: pytest.CaptureFixture[str]) -> None:
     before = set(sys.modules)
     page = sums.datasets.rows("sums", 30, 3, model=TINY)
+    starting = "starting the process that knows tokenizers; this takes some seconds\n"
+    assert capfd.readouterr().err == starting
     assert [row.index for row in page] == [30, 31, 32]
     assert all(row.tokens and row.tokens > (row.trained_tokens or 0) > 0 for row in page)
     assert page[0].marked is not None
@@ -161,6 +163,7 @@ def test_what_a_model_reads(sums: Client) -> None:
     assert "<mark" in preview._repr_html_()
     with pytest.raises(IndexError):
         sums.datasets.preview("sums", 40, TINY)
+    assert capfd.readouterr().err == "", "it is told when it starts, and never again"
     assert not {"torch", "transformers"} & set(sys.modules) - before
 
 
@@ -249,6 +252,51 @@ def test_everything_wrong_with_a_workload_is_told_at_once(client: Client) -> Non
 
 
 # Models
+
+
+@pytest.mark.parametrize("damage", ["version", "gone"])
+def test_a_damaged_entry_is_marked_and_the_others_are_listed(
+    sums: Client, tmp_path: Path, damage: str
+) -> None:
+    (tmp_path / "scoring").mkdir()
+    (tmp_path / "scoring" / "reward.py").write_text(descriptors.SCORING)
+    old = {
+        "workload": sums.workloads.create("old"),
+        "dataset": sums.datasets.register("old", ROWS[:3]),
+        "bundle": sums.bundles.register("old", tmp_path / "scoring"),
+    }
+    sums.workloads.create("mine")
+    (tmp_path / "scoring" / "reward.py").write_text(f"{descriptors.SCORING}\n")
+    sums.bundles.register("mine", tmp_path / "scoring")
+    home = stored.store_of(sums).home
+    files = {
+        "workload": home / "workloads" / old["workload"].id / "workload.json",
+        "dataset": home / "datasets" / old["dataset"].id / "about.json",
+        "bundle": home / "bundles" / old["bundle"].id / "bundle.zip",
+    }
+    for kind, file in files.items():
+        if damage == "gone" or kind == "bundle":
+            file.unlink()
+        else:
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 0}))
+    listed = {
+        "workload": sums.workloads.list(),
+        "dataset": sums.datasets.list(),
+        "bundle": sums.bundles.list(),
+    }
+    for kind, found in listed.items():
+        other = damage == "version" and kind != "bundle"
+        why = "written by another version" if other else "gone or damaged"
+        note = f"unreadable: {why}; register it again"
+        short = old[kind].id[:12]
+        assert f"<{kind.capitalize()} old {short}: {note}>" in repr(found)
+        table = found.to_frame().set_index("name")
+        assert table.loc["old", "note"] == note
+        assert table.loc["old", f"{kind}_id"] == old[kind].id
+        (whole,) = {"mine", "sums"} & set(table.index) if kind != "workload" else ["mine"]
+        assert pd.isna(table.loc[whole, "note"])
+    assert listed["workload"].to_frame().set_index("name").loc["sums", "train"] > 0
+    assert listed["dataset"].to_frame().set_index("name").loc["sums", "rows"] == 40
 
 
 def test_models_are_listed_named_and_found(sums: Client) -> None:

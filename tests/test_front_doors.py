@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from datasets_world import chat
 from descriptors import REINFORCEMENT, SUPERVISED, small
 
 from nbtrain.client import Client, Run, SubmittedBefore, checking
+from nbtrain.client.resolved_descriptor import DescriptorView
 from nbtrain.errors import PlanRefused, Problem, Refused
 from nbtrain.plan.phases import Phase
+from nbtrain.plan.resolved import ModelRef
 
 
 @pytest.fixture
@@ -295,6 +298,42 @@ def test_a_submission_is_one_run(ready: Client, launched: list[Run]) -> None:
         third = ready.training.start(small(submissionId="tuesday"))
     assert third != first
     assert launched == [first, third]
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ((Phase.COMPLETED, None), "which succeeded"),
+        (
+            (Phase.FAILED, "CUDA out of memory.\nTraceback"),
+            "which failed: CUDA out of memory; state another submissionId to try again",
+        ),
+        (
+            (Phase.CANCELLED, None),
+            "which was cancelled; state another submissionId to try again",
+        ),
+    ],
+)
+def test_a_submission_that_is_over_says_how_it_ended(
+    ready: Client, launched: list[Run], end: tuple[Phase, str | None], told: str
+) -> None:
+    first = ready.training.start(small(submissionId="monday"))
+    stored.finish(first, end[0], failure=end[1])
+    with pytest.warns(SubmittedBefore) as warned:
+        ready.training.start(small(submissionId="monday"))
+    assert str(warned[0].message) == (
+        f"submissionId 'monday' was started before: {first.title}, {told}"
+    )
+
+
+@pytest.mark.parametrize(("name", "told"), [(None, "ab" * 6), ("triage", f"triage ({'ab' * 6})")])
+def test_a_warm_start_is_told_by_the_name_it_has(
+    ready: Client, name: str | None, told: str
+) -> None:
+    view = ready.training.resolve(small())
+    model = ModelRef("ab" * 32, name, "cd" * 32, "ef" * 32, "/adapters/first")
+    warm = DescriptorView(replace(view.plan, warm_start=model), None, {}, estimate=lambda: None)
+    assert f"starts from model {told}" in repr(warm).splitlines()
 
 
 def test_a_submission_is_never_another_plan(ready: Client, launched: list[Run]) -> None:

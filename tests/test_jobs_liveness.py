@@ -153,6 +153,32 @@ def test_a_living_host_is_left_alone(store: Store, run: StoredRun) -> None:
     assert liveness(store, run).state == "gone"
 
 
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        ("AWAITING_BASE_MODEL", "fetching or converting the base model's weights"),
+        ("AWAITING_CAPACITY", "waiting for a free device"),
+        ("STARTING_JOB", "starting the job's processes"),
+        ("QUEUED", "starting the job's processes: loading torch and the trainer"),
+        ("TRAINING", None),
+    ],
+)
+def test_a_young_run_says_what_goes_on(
+    store: Store, run: StoredRun, phase: str, said: str | None
+) -> None:
+    assert liveness(store, run).activity == "starting the process that looks after the run"
+    process = sleeper()
+    host(store, run, process)
+    assert store.move_phase(run.key, Phase(phase), attempt=1)
+    assert liveness(store, run).activity == said
+    store.heartbeat(run.key, 1, "rank", activity="tokenising 4 of 9 rows")
+    assert liveness(store, run).activity == "tokenising 4 of 9 rows"
+    process.kill()
+    process.wait()
+    store.heartbeat(run.key, 1, "rank", activity="")
+    assert liveness(store, run).activity is None
+
+
 def test_the_first_reader_ends_a_run_whose_host_is_gone(store: Store, run: StoredRun) -> None:
     dead_host(store, run)
     logs = store.run_folder(run.run_id) / "logs"

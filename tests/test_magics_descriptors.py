@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -136,7 +137,10 @@ def test_a_submission_again_is_told(shell: Shell, launched: list[Run]) -> None:
     shell.do(cell)
     assert len(launched) == 1
     assert shell.ns["run"] == launched[0]
-    assert "submissionId was started before" in shell.bundles[0]["text/plain"]
+    assert (
+        f"submissionId 'monday' was started before: {launched[0].title}"
+        in shell.bundles[0]["text/plain"].splitlines()
+    )
     told = shell.refuse(cell.replace("epochs: 2", "epochs: 3"))
     assert "submissionId 'monday' was used before" in told
     assert "submissionId: monday\n    " in told
@@ -187,6 +191,18 @@ def test_small_listings(shell: Shell) -> None:
     result = shell.run("%train models nowhere")
     assert isinstance(result.error_in_exec, CellError)
     assert "no model is called" in str(result.error_in_exec)
+
+
+def test_a_listing_marks_what_it_cannot_read(shell: Shell) -> None:
+    workload = default_client().workloads.get("support-triage")
+    about = workload._workload.folder / "workload.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"version": 0}))
+    listed = shell.do("%train workloads")
+    note = "unreadable: written by another version; register it again"
+    assert list(listed.columns[:2]) == ["name", "note"]
+    assert listed.set_index("name").loc["support-triage", "note"] == note
+    assert note in repr(listed)
+    assert note in listed._repr_html_()
 
 
 def test_options_of_a_supervised_run(shell: Shell) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
 import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import stored
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtrain.client import Client, Run
+from nbtrain.client.checking import CheckReport
 from nbtrain.client.diagnosis import Facts, diagnose, gather
 from nbtrain.client.measured import earlier_supervised, estimate_here
 from nbtrain.errors import NotFound
+from nbtrain.plan.checks import Check
 from nbtrain.plan.phases import Phase
 from nbtrain.report.supervised import Supervised, Validated, loss_told, lowest, movement
 from nbtrain.report.verdict import checks_told, sentences
@@ -186,6 +190,16 @@ def test_checks_are_a_frame(run: Run) -> None:
     ]
     assert run.checks["verdict"].tolist() == ["passed", "warned"]
     assert run.checks["warn"].tolist() == [0.005, 0.005]
+
+
+def test_what_a_check_says_is_shown_in_full(run: Run) -> None:
+    said = "'default' covers 21 modules (model.layers.0.self_attn.q_proj, …), 61,440 weights" * 3
+    run._store.put_checks(run._key, [PASSED | {"said": said}])
+    report = CheckReport((Check.from_json(PASSED | {"said": said}),))
+    for shown in (run.checks, report.to_frame(), report):
+        assert said in repr(shown)
+        assert html.escape(said) in shown._repr_html_().replace("'", "&#x27;")
+    assert type(run.checks.head()) is pd.DataFrame
 
 
 def test_the_model_is_what_the_run_registered(run: Run) -> None:

@@ -300,6 +300,24 @@ def test_the_summary_reads_only_what_is_new_and_ends_whole(run: Run) -> None:
     assert [r for _, r in glance.refresh().rewards] == [0.1, 0.2, 0.35, 0.4]
 
 
+@pytest.mark.parametrize(
+    ("left_out", "told"),
+    [
+        (0, "groups of the last step: 4 used, 3 of them without signal"),
+        (3, "groups of the last step: 4 used, 3 no signal"),
+        (2, "groups of the last step: 4 used, 1 of them without signal, 2 no signal"),
+        (None, "groups of the last step: 4 used, 3 no signal"),
+    ],
+)
+def test_a_group_without_signal_that_trains_is_one_of_the_used(
+    run: Run, left_out: int | None, told: str
+) -> None:
+    stored.train(run)
+    metrics = {} if left_out is None else {"metrics": {"no_signal_not_trained": left_out}}
+    stored.step(run, 1, used_groups=4, no_signal_groups=3, **metrics)
+    assert told in repr(run).splitlines()
+
+
 def test_the_summary_sees_what_changes_of_steps_that_were_not_settled(run: Run) -> None:
     stored.train(run)
     write = stored.writer(run).commit_step

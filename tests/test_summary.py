@@ -118,6 +118,18 @@ def test_no_text_becomes_markup(text: str) -> None:
     assert got.attributes == expected.attributes
 
 
+def test_what_the_descriptor_says_stands_below_the_subject() -> None:
+    told = summary(config_name="r8-e2", description="triage\n  of mail")
+    assert as_text(told).splitlines()[1:3] == [
+        "gspo · sums · nbtrain/tiny",
+        "config r8-e2 · triage of mail",
+    ]
+    assert ">config r8-e2 · triage of mail</div>" in as_html(told)
+    long = summary(description="a" * 301)
+    assert as_text(long).splitlines()[2] == "a" * 300 + " …"
+    assert as_text(summary()).splitlines()[2].startswith("step 0 of 60")
+
+
 def test_a_run_without_an_update_says_so_first() -> None:
     told = summary(status="succeeded", phase="COMPLETED", updates_applied=0)
     assert "no weight changed" in as_text(told).splitlines()[0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.client.listing import Listing
+from nbtrain.client.listing import Listing, Unreadable, readable
+from nbtrain.errors import NotFound
 
 if TYPE_CHECKING:
     from nbtrain.client.parts import Parts
@@ -83,7 +84,18 @@ class Bundles:
         """The bundle that a name, an id or a prefix means. Raises :class:`NotFound`."""
         return BundleItem(self._parts.bundles.get(getattr(ref, "_bundle", ref)))
 
-    def list(self) -> Listing[BundleItem]:
-        """Every bundle, newest first."""
+    def list(self) -> Listing[BundleItem | Unreadable]:
+        """Every bundle, newest first; one whose zip is gone or damaged stands there with a note."""
         columns = ("name", "bundle_id", "modules", "size")
-        return Listing([BundleItem(bundle) for bundle in self._parts.bundles.list()], columns)
+        return Listing([_listed(bundle) for bundle in self._parts.bundles.list()], columns)
+
+
+def _listed(bundle: Bundle) -> BundleItem | Unreadable:
+    def read() -> BundleItem:
+        # Its bytes are compared where they are needed; a list looks at their number
+        path = bundle.folder / "bundle.zip"
+        if not path.is_file() or path.stat().st_size != bundle.size:
+            raise NotFound(path)
+        return BundleItem(bundle)
+
+    return readable("bundle", bundle.bundle_id, bundle.name, read)

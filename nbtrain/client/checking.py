@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.client import readings
 from nbtrain.errors import NbtrainError, Problem, Where
 from nbtrain.plan.checks import Check
 from nbtrain.plan.fields import show
@@ -29,7 +30,6 @@ __all__ = ["CheckReport", "CheckingFailed", "run_checks"]
 
 COMMAND = (sys.executable, "-X", "utf8", "-P", "-m", "nbtrain.training.check")
 _GRACE_SECONDS = 2.0
-_COLUMNS = ("name", "measured", "unit", "warn", "refuse", "verdict", "said")
 _CELL = "text-align:left;padding:1px 10px 1px 0"
 _COLOURS = {"warned": "#9a6700", "refused": "#b00020"}
 
@@ -55,9 +55,7 @@ class CheckReport:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per check."""
-        from nbtrain.client.frames import frame
-
-        return frame([check.to_json() for check in self.checks], _COLUMNS)
+        return readings.checks(check.to_json() for check in self.checks)
 
     def _title(self) -> str:
         refused = sum(check.verdict == "refused" for check in self.checks)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.dataset_analysis import DatasetAnalysis, RowPreview, loss_rules
 from nbtrain.client.dataset_rows import DatasetRow, RowPage
-from nbtrain.client.listing import Listing
+from nbtrain.client.listing import Listing, Unreadable, readable
 from nbtrain.errors import Problem, Refused
 from nbtrain.plan.fields import describe, plain, span
 
@@ -111,10 +112,18 @@ class Datasets:
         """
         return DatasetItem(self._parts.registry.dataset(ref))
 
-    def list(self) -> Listing[DatasetItem]:
-        """Every dataset, newest first."""
+    def list(self) -> Listing[DatasetItem | Unreadable]:
+        """Every dataset, newest first.
+
+        One that cannot be read, as its files are damaged, stands there with a note.
+        """
+        ids = [row["dataset_id"] for row in self._parts.store.contents("dataset")]
+        names = {id_: name for name, id_ in reversed(self._parts.store.aliases("dataset").items())}
         columns = ("name", "dataset_id", "rows", "columns")
-        return Listing([DatasetItem(found) for found in self._parts.datasets.list()], columns)
+        return Listing(
+            [readable("dataset", id_, names.get(id_), partial(self.get, id_)) for id_ in ids],
+            columns,
+        )
 
     def rows(
         self,

@@ -6,7 +6,7 @@ import base64
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import lineage, tables
@@ -48,12 +48,31 @@ _LOOK_BACK = 8  # keys of steps
 _NEWEST = 512  # trajectories among which the most frequent error is looked for
 _COUNTED = {
     "used_groups": "used",
-    "no_signal_groups": "no signal",
+    "used_without_signal": "of them without signal",
+    "no_signal_not_trained": "no signal",
     "filtered_groups": "filtered",
     "too_small_groups": "too small",
     "discarded_groups": "discarded",
     "pending_groups": "pending",
 }
+
+
+_PLACES = (
+    *("used_groups", "no_signal_groups", "filtered_groups", "too_small_groups"),
+    *("discarded_groups", "pending_groups", "metrics"),
+)
+
+
+def _groups(step: Mapping[str, Any]) -> dict[str, int]:
+    """Where the groups of a step went, in words; a tied one that trains is a used one."""
+    tied, used = step.get("no_signal_groups") or 0, step.get("used_groups") or 0
+    left_out = (step.get("metrics") or {}).get("no_signal_not_trained", tied)
+    places = {
+        **step,
+        "no_signal_not_trained": left_out,
+        "used_without_signal": min(used, tied - left_out),
+    }
+    return {told: places[name] for name, told in _COUNTED.items() if places.get(name)}
 
 
 class Glance:
@@ -137,8 +156,8 @@ class Glance:
         if steps:
             newest = max(step["id"] for step in steps)
             self._step_cursor = newest if unsettled is None else unsettled - 1
-            (last,) = store.steps(row.key, newest - 1, limit=1, columns=tuple(_COUNTED)) or [{}]
-            self._groups = {told: last[name] for name, told in _COUNTED.items() if last.get(name)}
+            (last,) = store.steps(row.key, newest - 1, limit=1, columns=_PLACES) or [{}]
+            self._groups = _groups(last)
         if row.graded_trajectories < row.attempted_trajectories != self._attempted:
             self._attempted = row.attempted_trajectories
             key, error = newest_error(store, row)
@@ -163,6 +182,8 @@ class Glance:
             method=row.method,
             workload=row.workload_name or row.workload_id[:12],
             base_model=row.base_model_slug,
+            config_name=row.config_name,
+            description=row.description,
             start_step=row.start_step,
             completed_steps=row.completed_steps,
             total_steps=row.total_steps,

@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from nbtrain.errors import NotFound
+
 if TYPE_CHECKING:
     import pandas as pd
+
+__all__ = ["Listing", "Pages", "Unreadable", "readable", "row_of"]
 
 _PAGE = 1000
 
@@ -28,10 +32,43 @@ def _line_of(item: Any) -> str:
     return line() if callable(line) else repr(item)
 
 
+@dataclasses.dataclass(frozen=True)
+class Unreadable:
+    """A registered thing that this version cannot read: its name and id are all there is of it."""
+
+    kind: str
+    id: str
+    name: str | None
+    why: str
+
+    def to_row(self) -> dict[str, Any]:
+        """One row of a table, in which its kind's other columns stay empty."""
+        return {"name": self.name, f"{self.kind}_id": self.id, "note": self.note}
+
+    @property
+    def note(self) -> str:
+        """What is wrong and what to do about it."""
+        return f"unreadable: {self.why}; register it again"
+
+    def __repr__(self) -> str:
+        called = f"{self.name} " if self.name else ""
+        return f"<{self.kind.capitalize()} {called}{self.id[:12]}: {self.note}>"
+
+
+def readable(kind: str, ident: str, name: str | None, read: Callable[[], T]) -> T | Unreadable:
+    """What ``read`` gives; where that fails, what stands for it in a list of the others."""
+    try:
+        return read()
+    except (NotFound, AttributeError, KeyError, TypeError, ValueError) as error:
+        other = "another version" in str(error)
+        why = "written by another version" if other else "gone or damaged"
+        return Unreadable(kind, ident, name, why)
+
+
 class Listing(Generic[T]):
     """A finished list of records; ``items`` is the plain list.
 
-    ``columns`` names the columns of an empty list's frame.
+    ``columns`` names columns that the frame has in any case, also that of an empty list.
     """
 
     def __init__(self, items: list[T], columns: Sequence[str] = ()) -> None:
@@ -58,7 +95,7 @@ class Listing(Generic[T]):
         from nbtrain.client.frames import frame
 
         rows = [row_of(item) for item in self.items]
-        return frame(rows) if rows else frame([], self._columns)
+        return frame(rows, dict.fromkeys([*(n for row in rows for n in row), *self._columns]))
 
     def __repr__(self) -> str:
         shown = "\n".join(f"  {_line_of(item)}" for item in self.items[:20])

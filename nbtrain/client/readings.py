@@ -60,8 +60,10 @@ def validation(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def checks(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row per start check, in the order in which they were made."""
-    return frame(list(rows), CHECK_COLUMNS)
+    """One row per start check, in the order in which they were made; it shows whole sentences."""
+    from nbtrain.client.wide import WideFrame
+
+    return WideFrame(frame(list(rows), CHECK_COLUMNS))
 
 
 class SmokeVerdict(dict[str, Any]):

@@ -98,7 +98,8 @@ class DescriptorView(ResolvedView):
             lines.append(f"validation dataset {_dataset(plan.validation_dataset)}")
         if plan.warm_start is not None:
             model = plan.warm_start
-            lines.append(f"starts from model {model.name or ''} ({model.model_id[:12]})")
+            short = model.model_id[:12]
+            lines.append(f"starts from model {f'{model.name} ({short})' if model.name else short}")
         if plan.grader is not None:
             lines.append(f"grader {plan.grader}: for evaluations")
         return [*lines, *self._together(), *self.notes]

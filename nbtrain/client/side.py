@@ -195,6 +195,7 @@ class SideProcess:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
+        sys.stderr.write("starting the process that knows tokenizers; this takes some seconds\n")
         private_folder(self._home)
         log = private_file(self.log)
         if log.stat().st_size > _MOST_LOG:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.client.run import Run
 from nbtrain.errors import NotFound, PlanRefused, Problem, Refused
 from nbtrain.plan.identity import same_plan
+from nbtrain.plan.phases import Status
 from nbtrain.plan.resolved import ResolvedPlan
 
 if TYPE_CHECKING:
     from nbtrain.store import Store, StoredRun
 
-__all__ = ["find_submission", "start", "submitted_as"]
+__all__ = ["find_submission", "start", "started_before", "submitted_as"]
+
+_LONGEST = 200  # characters of a failure
 
 
 def submitted_as(submission_id: str) -> str:
@@ -45,6 +48,18 @@ def find_submission(store: Store, plan: ResolvedPlan) -> Run | None:
     )
     hint = "State another submissionId, or none: then every start is a new run"
     raise PlanRefused([Problem("submissionId", message, plan.submission_id, hint=hint)])
+
+
+def started_before(plan: ResolvedPlan, run: Run) -> str:
+    """That the plan's submission made ``run`` before, how that ended, and how to try again."""
+    told = f"submissionId {plan.submission_id!r} was started before: {run.title}"
+    if not run.is_over:
+        return told
+    if run.status == Status.SUCCEEDED:
+        return f"{told}, which succeeded"
+    why = next(iter((run.failure or "").strip().splitlines()), "")[:_LONGEST]
+    how = "was cancelled" if run.status == Status.CANCELLED else f"failed: {why}".rstrip(": .")
+    return f"{told}, which {how}; state another submissionId to try again"
 
 
 def start(store: Store, plan: ResolvedPlan, given: Mapping[str, Any]) -> tuple[Run, bool]:

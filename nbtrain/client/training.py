@@ -230,12 +230,11 @@ class Training:
 
         Raises :class:`PlanRefused` when the parent has lost its training state meanwhile.
         """
-        from nbtrain.client.starting import start
+        from nbtrain.client.starting import start, started_before
 
         run, new = start(self._parts.store, view.plan, {**view.given, "text": text})
         if not new:
-            told = f"submissionId {view.plan.submission_id!r} was started before: {run.title}"
-            warnings.warn(SubmittedBefore(told), stacklevel=3)
+            warnings.warn(SubmittedBefore(started_before(view.plan, run)), stacklevel=3)
         return run
 
     def find_submission(self, view: ResolvedView) -> Run | None:

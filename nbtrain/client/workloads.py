@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.building import HELD_OUT, build
-from nbtrain.client.listing import Listing
+from nbtrain.client.listing import Listing, Unreadable, readable
 from nbtrain.errors import NotFound, Problem, Refused
 from nbtrain.plan.fields import plain
 
@@ -182,9 +183,19 @@ class Workloads:
         """The sample workload of this name. Raises ``KeyError`` for a name that is no sample."""
         return WorkloadItem(self._parts.catalog.sample(name))
 
-    def list(self) -> Listing[WorkloadItem]:
-        """Every named workload, the one named last first, then the samples."""
-        return Listing([self.get(name) for name in self._parts.catalog.workload_names()])
+    def list(self) -> Listing[WorkloadItem | Unreadable]:
+        """Every named workload, the one named last first, then the samples.
+
+        One that cannot be read, as another version wrote it, stands there with a note.
+        """
+        ids = self._parts.store.aliases("workload")
+        return Listing(
+            [
+                readable("workload", ids.get(name, ""), name, partial(self.get, name))
+                for name in self._parts.catalog.workload_names()
+            ],
+            ("name", "workload_id", "train", "held_out", "base_model"),
+        )
 
 
 def _grader_problems(grader: object) -> Sequence[Problem]:

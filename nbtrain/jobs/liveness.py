@@ -30,6 +30,15 @@ BUSY_SECONDS = 60.0
 LAUNCH_SECONDS = 30.0
 """A run that has no host after so long was never launched."""
 
+_BEGINS = {
+    Phase.RESOLVING_DATASET: "starting the process that looks after the run",
+    Phase.AWAITING_BASE_MODEL: "fetching or converting the base model's weights",
+    Phase.AWAITING_CAPACITY: "waiting for a free device",
+    Phase.STARTING_JOB: "starting the job's processes",
+    Phase.QUEUED: "starting the job's processes: loading torch and the trainer",
+}
+"""What goes on while no process of the job can say it yet."""
+
 State = Literal["alive", "unresponsive", "gone", "elsewhere"]
 
 
@@ -119,7 +128,8 @@ def liveness(store: Store, run: StoredRun) -> Liveness:
         return Liveness("gone", run.ended_at, f"the run is {run.phase}")
     attempt = store.attempt(run.key, run.attempt)
     found = judge(run.phase, attempt, run.created_at, here())
-    return replace(found, activity=attempt["activity"])
+    begins = _BEGINS.get(run.phase) if found.state == "alive" else None
+    return replace(found, activity=attempt["activity"] or begins)
 
 
 def reap(store: Store, run: StoredRun, *, host_exit: int | None = None) -> bool:

@@ -127,6 +127,8 @@ def _list(_: Any, __: list[Any], line: ParsedLine) -> Any:
 
 def _for_reading(table: pd.DataFrame, first: tuple[str, ...]) -> pd.DataFrame:
     """The table with ``first`` in front, and ids cut to prefixes, which also stand for names."""
+    noted = "note" in table.columns
+    first = (first[0], "note", *first[1:]) if noted else first
     rest = [name for name in table.columns if name not in first]
     table = table[[*first, *rest]].copy()
     for name in table.columns.intersection(_IDS):
@@ -134,6 +136,10 @@ def _for_reading(table: pd.DataFrame, first: tuple[str, ...]) -> pd.DataFrame:
     own = next(iter(table.columns.intersection(_OWN_ID)), None)
     for name in table.columns.intersection(["name"] if own else []):
         table[name] = table[name].astype(object).fillna(table[own])
+    if noted:
+        from nbtrain.client.wide import WideFrame
+
+        return WideFrame(table)
     return table
 
 

@@ -10,6 +10,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 
 from nbtrain.client import Run, default_client
 from nbtrain.client.refusals import Detached
+from nbtrain.client.starting import started_before
 from nbtrain.errors import NbtrainError, PlanRefused, Refused
 from nbtrain.notebook import live
 from nbtrain.notebook.cell import Cell, CellText, read_cell
@@ -91,7 +92,7 @@ class TrainMagics(Magics):  # type: ignore[misc]
         same = None if plan.new else training.find_same(view)
         before = None if same else training.find_submission(view)
         if before is not None:
-            return before, (f"submissionId was started before: this is {before.title}",)
+            return before, (started_before(view.plan, before),)
         if same is None:
             others = training.runs.still_running(view.plan.display_name)
             notes = [f"another {other.title} is still running" for other in others]

@@ -43,8 +43,11 @@ def as_html(summary: RunSummary, picture: bytes | None = None) -> str:
     ]
     if summary.activity:
         rows.append(f"<div>now: {esc(summary.activity)}</div>")
-    if summary.subject:
-        rows.append(f'<div style="{_MUTED}">{esc(summary.subject)}</div>')
+    rows += [
+        f'<div style="{_MUTED}">{esc(line)}</div>'
+        for line in (summary.subject, summary.annotation)
+        if line
+    ]
     rows.append(f"<div>{_bar(summary)}{esc(counts(summary))}</div>")
     rows += [f"<div>{esc(line)}</div>" for line in movement(summary)]
     told = message(summary)

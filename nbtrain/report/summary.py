@@ -17,6 +17,7 @@ from nbtrain.report.verdict import sentences as smoke_told
 
 _SHOWN_CHECKPOINTS = 6
 _LONGEST_ERROR = 200  # characters of the most frequent error
+_LONGEST_DESCRIPTION = 300  # characters
 _LONGEST_MESSAGE = 1500  # characters of a failure that a notebook keeps
 
 
@@ -58,6 +59,8 @@ class RunSummary:
     method: str = ""
     workload: str = ""
     base_model: str = ""
+    config_name: str | None = None
+    description: str | None = None
     start_step: int = 0
     completed_steps: int = 0
     total_steps: int = 0
@@ -113,6 +116,15 @@ class RunSummary:
         """Method, workload and base model in one line."""
         parts = (self.method, self.admission, self.workload, self.base_model)
         return " · ".join(part for part in parts if part)
+
+    @property
+    def annotation(self) -> str:
+        """What its descriptor calls it and says of it, in one line."""
+        said = " ".join((self.description or "").split())
+        if len(said) > _LONGEST_DESCRIPTION:
+            said = f"{said[:_LONGEST_DESCRIPTION]} …"
+        called = f"config {self.config_name}" if self.config_name else ""
+        return " · ".join(part for part in (called, said) if part)
 
     @property
     def unchanged(self) -> bool:
@@ -296,6 +308,8 @@ def as_text(summary: RunSummary) -> str:
         lines.append(f"now: {summary.activity}")
     if summary.subject:
         lines.append(summary.subject)
+    if summary.annotation:
+        lines.append(summary.annotation)
     lines.append(counts(summary))
     lines += movement(summary)
     told = message(summary)
