@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from nbtrain.training import checkpoints
-from nbtrain.training.checkpoints import CheckpointError, Identity
+from nbtrain.training.checkpoints import CheckpointError, Identity, Saved
 from nbtrain.training.partials import clear_partial
+from nbtrain.training.record import insist
 
 FITS = {"base_fingerprint": "f" * 64, "tokenizer_fingerprint": "t" * 64}
 IDENTITY = Identity("a" * 64, 1, 10, "nbtrain/tiny", "f" * 64, "t" * 64, "w" * 64, "c" * 64)
@@ -103,6 +106,40 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
         write(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
     read(first, **FITS, training_state=True)
+
+
+def test_a_disk_that_is_full_for_tensors_is_told_as_for_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        text = "Error while serializing: I/O error: No space left on device (os error 28)"
+        raise SafetensorError(text)
+
+    monkeypatch.setattr(checkpoints, "save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as told:
+        checkpoints.write_tensors(tmp_path / "a", {"a": torch.zeros(2)})
+    assert told.value.errno == errno.ENOSPC
+
+
+def test_a_checkpoint_waits_for_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
+    """The limit on a file's size fails the writing of tensors, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    failed: list[int | None] = []
+
+    def save() -> Saved:
+        limit = before[0] if failed else 100
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            return write(tmp_path)
+        except OSError as error:
+            failed.append(error.errno)
+            raise
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    read(insist(save), **FITS, training_state=True)
+    assert failed == [errno.EFBIG]
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
 
 
 def test_a_killed_writer_leaves_no_checkpoint(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from nbtrain.client import machine
+from nbtrain.jobs.memory import within_quota
 from nbtrain.plan.registry import MachineInfo
 
 
@@ -25,15 +26,15 @@ def test_a_cpu_machine_has_what_is_available_within_its_control_group() -> None:
 
 
 def test_the_control_group_s_limit_counts_without_cached_files(tmp_path: Path) -> None:
-    assert machine._within_quota(tmp_path) == sys.maxsize
+    assert within_quota(tmp_path) == sys.maxsize
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine._within_quota(tmp_path) == sys.maxsize
+    assert within_quota(tmp_path) == sys.maxsize
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 200\n")
-    assert machine._within_quota(tmp_path) == 500
+    assert within_quota(tmp_path) == 500
     (tmp_path / "memory.current").write_text("1900\n")
-    assert machine._within_quota(tmp_path) == 0
+    assert within_quota(tmp_path) == 0
 
 
 def test_asking_loads_no_torch() -> None:

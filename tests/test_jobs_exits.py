@@ -111,10 +111,15 @@ def test_only_the_end_of_a_huge_log_is_read(log: Path) -> None:
         (Exit(3), "the rank exited with code 3"),
         (Exit(-11), "the rank was killed by signal 11 (SIGSEGV)"),
         (
-            Exit(-9, 3 * 2**30),
-            "the rank was killed by signal 9 (SIGKILL), likely out of memory; peak memory 3072 MiB",
+            Exit(-9, 3 * 2**30, 12 * 2**20),
+            "the rank was killed by signal 9 (SIGKILL); if nobody did it, the system ran out of "
+            "memory: peak 3072 MiB, 12 MiB free",
         ),
-        (Exit(-9), "the rank was killed by signal 9 (SIGKILL), likely out of memory"),
+        (
+            Exit(-9),
+            "the rank was killed by signal 9 (SIGKILL); if nobody did it, the system ran out of "
+            "memory",
+        ),
         (Exit(-63), "the rank was killed by signal 63 (unknown)"),
     ],
 )
@@ -150,7 +155,7 @@ def test_an_exception_explains_an_exit_but_not_a_kill(log: Path) -> None:
         (-9, None, STOPPED, True, "cancelled", "did not stop by itself"),
         (-15, None, None, True, "cancelled", "cancelled"),
         (-15, None, None, False, "failed", "SIGTERM"),
-        (-9, None, None, True, "failed", "likely out of memory"),
+        (-9, None, None, True, "failed", "if nobody did it"),
         (0, None, None, False, "failed", "without saying"),
         (1, Outcome("failed"), None, False, "failed", "exited with code 1"),
     ],

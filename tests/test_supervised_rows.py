@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbtrain.training import attempt
 from nbtrain.training.supervised.collate import IGNORED, collate, trained_tokens
 from nbtrain.training.supervised.order import Order, dropout_seed
 from nbtrain.training.supervised.packing import pack, unpacked
@@ -32,6 +34,16 @@ def some_rows(count: int, seed: int = 0) -> list[tuple[list[int], list[bool]]]:
         ([draws.randrange(200_000) for _ in range(n)], [at >= n // 2 for at in range(n)])
         for n in lengths
     ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "ids.i32").symlink_to("/dev/full")
+    rows = [(list(range(1000)), [True] * 1000)] * 1000
+    with pytest.raises(OSError, match="No space left on device") as told:
+        written(tmp_path, rows)
+    assert told.value.errno == errno.ENOSPC
+    assert attempt._sentence(told.value).startswith("the disk is full: ")
 
 
 def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from nbtrain.jobs.environment import has_gpu
+from nbtrain.jobs.memory import available_bytes
 from nbtrain.plan.registry import MachineInfo
 
 __all__ = ["free_bytes", "this_machine"]
@@ -52,23 +52,10 @@ def free_bytes(machine: MachineInfo) -> int | None:
     ``None`` where it cannot be told.
     """
     if not machine.gpus:
-        return min(psutil.virtual_memory().available, _within_quota(Path("/sys/fs/cgroup")))
+        return available_bytes()
     told = _ask("--query-gpu=memory.free", "--format=csv,noheader,nounits")
     sizes = [int(line) for line in told if line.strip().isdigit()]
     return min(sizes) * 2**20 if sizes else None
-
-
-def _within_quota(group: Path) -> int:
-    """What the control group still allows; files that the system merely caches are given up."""
-    try:
-        most = (group / "memory.max").read_text().strip()
-        if most == "max":
-            return sys.maxsize
-        held = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, int(most) - held + int(stat.get("inactive_file", 0)))
-    except (OSError, ValueError):
-        return sys.maxsize
 
 
 def _ask(*arguments: str) -> list[str]:

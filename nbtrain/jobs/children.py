@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nbtrain.jobs.exits import Exit
+from nbtrain.jobs.memory import available_bytes
 from nbtrain.processes import Identity, process_identity
 
 __all__ = ["Child"]
@@ -50,6 +51,7 @@ class Child:
         self.pid = self._process.pid
         self.identity: Identity | None = process_identity(self.pid)
         self._exit: Exit | None = None
+        self._free: int | None = None
 
     def poll(self) -> Exit | None:
         """How it ended, once it has; None while it runs."""
@@ -59,5 +61,7 @@ class Child:
             if pid == self.pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._process.returncode = code
-                self._exit = Exit(code, usage.ru_maxrss * _RSS_UNIT)
+                self._exit = Exit(code, usage.ru_maxrss * _RSS_UNIT, self._free)
+            else:
+                self._free = available_bytes()  # once it is gone, its own memory is free again
         return self._exit

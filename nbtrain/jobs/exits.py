@@ -34,11 +34,13 @@ class Exit:
     """How a child process ended.
 
     ``code`` is its exit code, or minus the signal that killed it. ``peak_bytes`` is the largest
-    resident size it had, or that a child it waited for had.
+    resident size it had, or that a child it waited for had; ``free_bytes`` what the system could
+    still give when it was last seen alive.
     """
 
     code: int
     peak_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +134,10 @@ def _how(exit: Exit) -> str:
         name = "unknown"
     text = f"was killed by signal {-exit.code} ({name})"
     if exit.code == -signal.SIGKILL:
-        text += ", likely out of memory"
-        if exit.peak_bytes is not None:
-            text += f"; peak memory {exit.peak_bytes / 2**20:.0f} MiB"
+        text += "; if nobody did it, the system ran out of memory"
+        known = ((exit.peak_bytes, "peak {} MiB"), (exit.free_bytes, "{} MiB free"))
+        told = [words.format(size // 2**20) for size, words in known if size is not None]
+        text += f": {', '.join(told)}" if told else ""
     return text
 
 

@@ -99,5 +99,5 @@ def how_it_died(code: int) -> str:
     if code >= 0:
         return f"it ended its process with status {code}"
     name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"
-    likely = ", likely out of memory" if -code == signal.SIGKILL else ""
+    likely = "; if nobody did it, the system ran out of memory" if -code == signal.SIGKILL else ""
     return f"its process was killed by signal {-code} ({name}){likely}"

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -94,8 +97,8 @@ def save(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)
     try:
-        save_file(dict(adapter), partial / ADAPTER, metadata={"format": "pt"})
-        save_file(dict(optimizer), partial / OPTIMIZER)
+        write_tensors(partial / ADAPTER, adapter, {"format": "pt"})
+        write_tensors(partial / OPTIMIZER, optimizer)
         _write_json(partial / ADAPTER_CONFIG, adapter_config)
         _write_json(partial / STATE, state)
         manifest = _manifest(partial, identity)
@@ -192,6 +195,23 @@ def drop_training_state(path: Path) -> None:
     """Delete a checkpoint's training state, once the store no longer lists it."""
     for name in STATE_FILES:
         (path / name).unlink(missing_ok=True)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Write a file of safetensors. Raises ``OSError`` with its ``errno``, as any writer does.
+
+    The library itself tells a full disk in the text of an error of its own.
+    """
+    try:
+        save_file(dict(tensors), path, metadata=metadata)
+    except SafetensorError as error:
+        told = re.search(r"\(os error (\d+)\)", str(error))
+        if told is None:
+            raise
+        number = int(told[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def _manifest(folder: Path, identity: Identity) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -39,8 +40,9 @@ class RowWriter:
             raise ValueError(msg)
         marks = np.asarray(trained, dtype=np.uint8)
         marks[:1] = 0
-        np.asarray(ids, dtype=np.int32).tofile(self._ids)
-        marks.tofile(self._trained)
+        # numpy's own writing loses the number of the error: a full disk must be told as one
+        self._ids.write(np.asarray(ids, dtype=np.int32).tobytes())
+        self._trained.write(marks.tobytes())
         self._lengths.append(len(ids))
 
     def close(self) -> None:
@@ -49,7 +51,7 @@ class RowWriter:
         self._trained.close()
         offsets = np.zeros(len(self._lengths) + 1, dtype=np.int64)
         np.cumsum(self._lengths, out=offsets[1:])
-        offsets.tofile(self._folder / _OFFSETS)
+        (self._folder / _OFFSETS).write_bytes(offsets.tobytes())
 
     def __enter__(self) -> RowWriter:
         return self
@@ -60,7 +62,12 @@ class RowWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        for file in (self._ids, self._trained):
+            with suppress(OSError):  # what could not be written is told by ``error``
+                file.close()
 
 
 class TokenizedRows:
