@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 IRRELEVANT = frozenset(
@@ -37,12 +37,7 @@ def certificate(
     ``parent_options`` what it trains under now and did before. "Exact" means: everything that the
     bits depend on is as it was.
     """
-    step = state["step"]
-    text = (
-        f"restored adapter, optimizer ({state['updates_applied']} updates), schedule, random state "
-        f"and data position: step {step} to {total_steps}, {total_steps - step} updates, learning "
-        f"rate {state['schedule']['learning_rate']:.3g} -> {rate_after:.3g}"
-    )
+    text = restored(state, total_steps=total_steps, rate_after=rate_after)
     text += _taken_along(state["collector"])
     changed = differences(state["environment"], environment)
     changed += differences(
@@ -51,6 +46,21 @@ def certificate(
     )
     if options["max_staleness"]:
         changed.append("trajectories run across updates, so that timing counts")
+    return exactness(text, changed)
+
+
+def restored(state: Mapping[str, Any], *, total_steps: int, rate_after: float) -> str:
+    """What was restored of ``state``, from which step to which, and the learning rate there."""
+    step = state["step"]
+    return (
+        f"restored adapter, optimizer ({state['updates_applied']} updates), schedule, random state "
+        f"and data position: step {step} to {total_steps}, {total_steps - step} updates, learning "
+        f"rate {state['schedule']['learning_rate']:.3g} -> {rate_after:.3g}"
+    )
+
+
+def exactness(text: str, changed: Sequence[str]) -> str:
+    """``text`` with whether what goes on is exact; not where anything has ``changed``."""
     return f"{text}; not exact: {', '.join(changed)}" if changed else f"{text}; exact"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from nbtrain.errors import Problem
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.schedule import schedule_of
-from nbtrain.training.certificate import differences
+from nbtrain.training.certificate import differences, exactness, restored
 from nbtrain.training.supervised.order import Order, dropout_seed
 
 __all__ = ["certificate", "data_order", "misfits", "plain_state"]
@@ -109,12 +109,7 @@ def certificate(
     "Exact" means bit for bit what the straight run to ``total_steps`` gives, so the rates up to
     here have to be those of its schedule too.
     """
-    step = state["step"]
-    text = (
-        f"restored adapter, optimizer ({state['updates_applied']} updates), schedule, random state "
-        f"and data position: step {step} to {total_steps}, {total_steps - step} updates, learning "
-        f"rate {state['schedule']['learning_rate']:.3g} -> {rate_after:.3g}"
-    )
+    text = restored(state, total_steps=total_steps, rate_after=rate_after)
     changed = differences(state["environment"], environment)
     changed += differences(
         {k: v for k, v in parent_options.items() if k not in _IRRELEVANT},
@@ -123,7 +118,7 @@ def certificate(
     changed += differences(
         _length(parent_options, parent_total_steps), _length(options, total_steps)
     )
-    return f"{text}; not exact: {', '.join(changed)}" if changed else f"{text}; exact"
+    return exactness(text, changed)
 
 
 def _length(options: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
