@@ -15,8 +15,8 @@ from nbtrain.jobs.exits import Exit, explain, last_exception, last_lines
 from nbtrain.plan.phases import Phase
 from nbtrain.processes import Identity, boot_id, is_alive, mark_of, stop_tree
 from nbtrain.store import Row, Store, StoredRun
-from nbtrain.training.outcome import Outcome, meeting_path, read_outcome
-from nbtrain.training.partials import clear_partial
+from nbtrain.training.outcome import Outcome, read_outcome
+from nbtrain.training.partials import clear_left_overs
 
 __all__ = ["Here", "Liveness", "judge", "liveness", "reap"]
 
@@ -153,8 +153,7 @@ def reap(store: Store, run: StoredRun, *, host_exit: int | None = None) -> bool:
             return False
         _kill_leftovers(run, attempt)
         folder = store.run_folder(run.run_id)
-        clear_partial(folder / "checkpoints")
-        meeting_path(folder, run.attempt).unlink(missing_ok=True)
+        clear_left_overs(folder, run.attempt)
         outcome = _last_word(store, run, found, host_exit)
         ended = store.move_phase(
             run.key,

@@ -32,7 +32,7 @@ from nbtrain.plan.phases import TERMINAL, Phase, Status, status_of
 from nbtrain.processes import Identity, mark_of
 from nbtrain.store import Row, Store, StoredRun
 from nbtrain.training.outcome import Outcome, meeting_path, read_outcome
-from nbtrain.training.partials import clear_partial
+from nbtrain.training.partials import clear_attempt, clear_left_overs
 
 __all__ = ["RANK_MODULE", "Limits", "Supervisor"]
 
@@ -119,7 +119,7 @@ class Supervisor:
             outcome = self._work()
         except LostRunError as lost:
             log.warning("%s", lost)
-            self._sweep()
+            self._sweep(ours=False)
             return None
         except Exception as error:
             log.exception("the host failed")
@@ -332,8 +332,11 @@ class Supervisor:
 
     # --- stopping -------------------------------------------------------------------------------
 
-    def _sweep(self) -> None:
-        """Stop whatever is left of the job; at its normal end nothing is."""
+    def _sweep(self, *, ours: bool = True) -> None:
+        """Stop whatever is left of the job; at its normal end nothing is.
+
+        A run that is not ``ours`` any more may have another attempt at work.
+        """
         left = self._family.left()
         if left:
             log.info("stopping %d left-over processes", len(left))
@@ -341,8 +344,8 @@ class Supervisor:
         if survivors:
             log.error("could not be stopped: %s", [one.pid for one in survivors])
         else:
-            clear_partial(self._folder / "checkpoints")
-            meeting_path(self._folder, self._run.attempt).unlink(missing_ok=True)
+            clear = clear_left_overs if ours else clear_attempt
+            clear(self._folder, self._run.attempt)
 
     def _stop(self, grace: float) -> list[Identity]:
         def beat() -> None:

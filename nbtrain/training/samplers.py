@@ -15,6 +15,7 @@ from nbtrain.rollout.generate import GenerateSampler
 from nbtrain.rollout.ragged import RaggedSampler
 from nbtrain.rollout.types import Sampler
 from nbtrain.training import setup
+from nbtrain.training.partials import POLICIES
 from nbtrain.training.policy import Policy
 
 __all__ = ["Making"]
@@ -96,7 +97,7 @@ class Making:
         from nbtrain.rollout.vllm_engine import VllmEngine, prepare_process
 
         plan, policy = self.plan, self.policy
-        scratch = self.run_folder / "policies"
+        scratch = self.run_folder / POLICIES
         shutil.rmtree(scratch, ignore_errors=True)
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         on_cpu = policy.device.type == "cpu"

@@ -162,8 +162,20 @@ def test_the_host_is_a_session_of_its_own_and_deaf_to_hangups(
 # --- kill -9 ------------------------------------------------------------------------------------
 
 
+def scratch(store: Store, run: StoredRun) -> list[Path]:
+    """What a job keeps on the disk while it lives; a killed one cannot remove it."""
+    folder = store.run_folder(run.run_id)
+    made = [folder / "attempts" / "1" / name for name in ("rows", "trainer")]
+    made += [folder / "policies", folder / "checkpoints" / ".step-000003.partial"]
+    for one in made:
+        one.mkdir(parents=True)
+        (one / "file").write_bytes(b"much")
+    return made
+
+
 def test_a_killed_host_leaves_a_failed_run_and_no_process(store: Store, training: Start) -> None:
     run = training(helpers=BAD)
+    made = scratch(store, run)
     assert len(processes_of(run)) == 3 + len(BAD)  # host, guardian, rank, helpers
     os.kill(host_of(store, run).pid, signal.SIGKILL)
     # Nobody looks yet: the rank, the hanging worker and what that started end by themselves.
@@ -173,6 +185,7 @@ def test_a_killed_host_leaves_a_failed_run_and_no_process(store: Store, training
     assert "host process" in (ended.failure or "")
     assert "gone" in (ended.failure or "") or "SIGKILL" in (ended.failure or "")
     nothing_left(store, run)
+    assert [one for one in made if one.exists()] == []
 
 
 def test_with_host_and_guardian_killed_a_reader_cleans_up(store: Store, training: Start) -> None:
@@ -207,11 +220,13 @@ def test_a_killed_guardian_is_replaced(store: Store, training: Start) -> None:
 
 def test_a_killed_rank_is_reported_with_signal_and_peak_memory(store: Store) -> None:
     run = create(store, {"helpers": BAD, "then": "oom"})
+    made = scratch(store, run)
     launch(store, run, host_options=STUB)
     failure = wait_phase(store, run, Phase.FAILED).failure or ""
     told = re.search(r"nobody did it, the system ran out of memory: peak (\d+) MiB, \d+", failure)
     assert told is not None, failure
     assert 64 < int(told[1]) < 1000
+    assert [one for one in made if one.exists()] == []
     assert store.attempts(run.key)[-1]["exit_code"] == -9
     nothing_left(store, run)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from nbtrain.training.exhausted import is_exhausted
 from nbtrain.training.loop import Ending
 from nbtrain.training.models import register_newest
 from nbtrain.training.outcome import attempt_folder
+from nbtrain.training.partials import ROWS, TRAINER, clear_scratch
 from nbtrain.training.ranks import Joined, join_ranks
 from nbtrain.training.record import insist
 from nbtrain.training.supervised.exhausted import sentence
@@ -59,8 +59,7 @@ class SupervisedJob:
             return self._start(ranks, device, control, own)
         finally:
             if ranks.rank == 0:
-                for name in ("rows", "trainer"):
-                    shutil.rmtree(own / name, ignore_errors=True)
+                clear_scratch(self._folder, self._attempt)
 
     def _start(
         self,
@@ -70,9 +69,9 @@ class SupervisedJob:
         own: Path,
     ) -> Ending:
         self._move(ranks, Phase.PREPARING, "reading the dataset")
-        ready = self._prepare(ranks, device, control, own / "rows")
+        ready = self._prepare(ranks, device, control, own / ROWS)
         with closing(ready):
-            return self._train(ready, ranks, device, control, own / "trainer")
+            return self._train(ready, ranks, device, control, own / TRAINER)
 
     def _train(
         self,
