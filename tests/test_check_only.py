@@ -212,6 +212,48 @@ def test_the_client_reads_what_it_writes(world: World, tmp_path: Path) -> None:
     assert "loading the model" in told
 
 
+CHECKING = """
+import os, signal, sys
+from pathlib import Path
+from nbtrain.client.checking import run_checks
+from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.store import open_store
+import json
+plan = ResolvedPlan.from_json(json.loads(Path(sys.argv[1]).read_text()))
+def told(line):
+    print(line, flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.readline()
+run_checks(open_store(), plan, told)
+"""
+
+
+def test_what_a_killed_check_left_goes_with_the_next(world: World, tmp_path: Path) -> None:
+    (plan := tmp_path / "plan.json").write_text(json.dumps(world.plan(chats(2)).to_json()))
+
+    def check(how: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", CHECKING, str(plan), how]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        env = os.environ | {"NBTRAIN_HOME": str(world.store.home)}
+        return subprocess.Popen(argv, text=True, env=env, **pipes)  # type: ignore[call-overload]
+
+    with check("killed") as killed:
+        assert killed.wait(60) == -signal.SIGKILL
+    (left,) = (world.store.home / "checks").iterdir()
+    assert (left / "check.log").stat().st_mode & 0o777 == 0o600
+    with check("alive") as alive:
+        assert alive.stdout is not None
+        assert alive.stdout.readline()
+        (living,) = (world.store.home / "checks").iterdir()
+        assert living != left
+        assert run_checks(world.store, world.plan(chats(2))).ok
+        assert living.exists()
+        alive.communicate("\n" * 100, timeout=60)
+        assert alive.returncode == 0
+    assert list((world.store.home / "checks").iterdir()) == []
+
+
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_told(world: World, tmp_path: Path) -> None:
     parent, _ = world.train(world.plan(chats(4), epochs=1))
     plan = world.plan(chats(4), parent=parent, lora_rank=8, epochs=1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import html
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +33,8 @@ __all__ = ["CheckReport", "CheckingFailed", "run_checks"]
 
 COMMAND = (sys.executable, "-X", "utf8", "-P", "-m", "nbtrain.training.check")
 _GRACE_SECONDS = 2.0
+_PREFIX, _LOCK = "check-", "lock"
+_BEGINS_SECONDS = 60.0  # a folder without a lock is older than that only after a kill
 _CELL = "text-align:left;padding:1px 10px 1px 0"
 _COLOURS = {"warned": "#9a6700", "refused": "#b00020"}
 
@@ -120,12 +125,17 @@ def run_checks(
     everything it started. Raises :class:`CheckingFailed` when it ends without a result.
     """
     from nbtrain.store import private_folder, write_json
+    from nbtrain.store.home import private_file
 
-    private_folder(store.home / "checks")
-    with tempfile.TemporaryDirectory(dir=store.home / "checks", prefix="check-") as name:
+    _sweep(private_folder(store.home / "checks"))
+    with (
+        tempfile.TemporaryDirectory(dir=store.home / "checks", prefix=_PREFIX) as name,
+        (Path(name) / _LOCK).open("wb") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
         folder = Path(name)
         write_json(folder / "plan.json", plan.to_json())
-        log = folder / "check.log"
+        log = private_file(folder / "check.log")
         with log.open("wb") as errors:
             process = _start(store, plan, folder, errors)
         try:
@@ -136,6 +146,21 @@ def run_checks(
         finally:
             _stop(process, folder.name)
         return _read(folder / "checks.json", log, process.returncode)
+
+
+def _sweep(checks: Path) -> None:
+    """Remove what checks left behind that were killed; a living one holds its folder's lock."""
+    for folder in checks.glob(f"{_PREFIX}*"):
+        try:
+            with (folder / _LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except FileNotFoundError:  # one that begins just now, or was killed while it did
+            with contextlib.suppress(OSError):
+                if time.time() - folder.stat().st_mtime > _BEGINS_SECONDS:
+                    shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
 
 
 def _doing(line: str) -> str | None:
