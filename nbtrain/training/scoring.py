@@ -20,7 +20,7 @@ from nbtrain.rollout.lean_lora import LeanLora
 from nbtrain.training.lora_linear import trained_lora
 from nbtrain.training.packing import Part
 
-__all__ = ["Scorer", "token_scores"]
+__all__ = ["Scorer", "head_seeing", "token_scores"]
 
 Scores = tuple[Tensor, Tensor]
 """Log-probs of targets and entropies at their positions, both (T,)."""
@@ -50,29 +50,34 @@ class Scorer:
         if cache is not None:
             inputs[self.cache_name] = cache
         base = nullcontext() if adapter else self.model.disable_adapter()
-        with base, self._lean.active() if adapter else nullcontext(), self._only(part.scored):
+        with (
+            base,
+            self._lean.active() if adapter else nullcontext(),
+            head_seeing(self._head, part.scored),
+        ):
             logits: Tensor = self.model(**inputs).logits
         if logits.shape[:-1] != (1, len(part.scored)):
             msg = f"the model's head does not run once over its input: {tuple(logits.shape)}"
             raise RuntimeError(msg)
         return logits[0]
 
-    @contextmanager
-    def _only(self, scored: Tensor) -> Iterator[None]:
-        """The head sees the scored positions (1, T, hidden) alone.
 
-        ``logits_to_keep`` would keep the same columns of every row, and not all models have it.
-        """
+@contextmanager
+def head_seeing(head: nn.Module, scored: Tensor) -> Iterator[None]:
+    """The head sees the ``scored`` positions, counted through all rows, as (1, T, hidden).
 
-        def pick(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            hidden = args[0]
-            return hidden.reshape(-1, hidden.shape[-1]).index_select(0, scored)[None], *args[1:]
+    ``logits_to_keep`` would keep the same columns of every row, and not all models have it.
+    """
 
-        handle = self._head.register_forward_pre_hook(pick)
-        try:
-            yield
-        finally:
-            handle.remove()
+    def pick(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = args[0]
+        return hidden.reshape(-1, hidden.shape[-1]).index_select(0, scored)[None], *args[1:]
+
+    handle = head.register_forward_pre_hook(pick)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def token_scores(logits: Tensor, targets: Tensor, temperature: float) -> Scores:

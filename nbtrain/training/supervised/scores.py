@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from nbtrain.rollout.lean_lora import LeanLora
 from nbtrain.training.lora_linear import trained_lora
-from nbtrain.training.scoring import token_scores
+from nbtrain.training.scoring import head_seeing, token_scores
 from nbtrain.training.supervised.collate import IGNORED
 
 __all__ = ["RowScores"]
@@ -65,23 +64,9 @@ class RowScores:
         rows, columns = (labels != IGNORED).nonzero(as_tuple=True)
         scored = rows * batch["labels"].shape[1] + columns
         inputs = {name: value for name, value in batch.items() if name != "labels"}
-        with self._only(scored):
+        with head_seeing(self._head, scored):
             logits = (model or self.model)(**inputs, use_cache=False).logits
         if logits.shape[:-1] != (1, len(scored)):
             msg = f"the model's head does not run once over its input: {tuple(logits.shape)}"
             raise RuntimeError(msg)
         return logits[0], labels[rows, columns], rows
-
-    @contextmanager
-    def _only(self, scored: Tensor) -> Iterator[None]:
-        """The head sees the scored positions (1, T, hidden) alone."""
-
-        def pick(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            hidden = args[0]
-            return hidden.reshape(-1, hidden.shape[-1]).index_select(0, scored)[None], *args[1:]
-
-        handle = self._head.register_forward_pre_hook(pick)
-        try:
-            yield
-        finally:
-            handle.remove()
