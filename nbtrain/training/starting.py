@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -29,6 +29,7 @@ from nbtrain.rollout.tokens import decode_completion, end_ids
 from nbtrain.rollout.types import Conversation, TaskView
 from nbtrain.store import Store
 from nbtrain.training import checkpoints, setup
+from nbtrain.training.base_files import base_folder, loading
 from nbtrain.training.control import Control, FollowerControl
 from nbtrain.training.environment import (
     describe,
@@ -38,7 +39,6 @@ from nbtrain.training.environment import (
     worker_count,
 )
 from nbtrain.training.policy import Policy, load_tokenizer
-from nbtrain.training.prepare_model import weights_folder
 from nbtrain.training.samplers import Making
 from nbtrain.training.start_checks import (
     adapter_check,
@@ -111,24 +111,25 @@ class Starter:
         """
         plan = self._plan
         self._doing("loading the tasks and what is called on them")
-        folder = weights_folder(plan, self._store.home)
-        self._same_model(folder)
+        folder, self._problems = base_folder(self._store, plan)
         try:
             work = work_of(self._store, plan, self._folder, rank=self._ranks.rank)
         except Refused as error:
             raise StartChecksFailed([*self._problems, *error.problems]) from error
         workload = work.tasks
+        if folder is None or self._problems:
+            self._without_model(folder, work)
         budget = kv_budget(self._device, self._parent_environment(), ranks=self._ranks.size)
         memory = self._check_memory(budget, turns=workload.environment_path is not None)
-        tokenizer = load_tokenizer(folder)
+        with loading(plan, "the tokenizer"):
+            tokenizer = load_tokenizer(folder)
         rewards = stack.enter_context(self._rewards(workload))
         environments = self._environments(workload, stack)
         self._doing("loading the model")
         ready = self._model(folder, tokenizer)
         self._control()
-        if ready is None:  # what is wrong with the tasks is said all the same
-            self._views(work, self._talks(workload, tokenizer, None, (), ""))
-            raise StartChecksFailed(self._problems)
+        if ready is None:
+            self._without_model(folder, work)
         policy, ends = ready
         self._doing("rendering the prompts")
         talks = self._talks(workload, tokenizer, environments, ends, policy.model.config.model_type)
@@ -271,18 +272,17 @@ class Starter:
     def _log(self, name: str) -> str:
         return f"{name}{self._ranks.rank or ''}.log"
 
-    def _same_model(self, folder: Path) -> None:
-        """The folder's files are still those that the plan was checked with."""
-        planned = self._plan.base_model
-        if planned.kind not in ("embedded", "folder"):
-            return  # converted or downloaded under its fingerprint
-        found = Catalog(self._store).base_model(planned.location).fingerprint
-        if found == planned.fingerprint:
-            return
-        message = f"the base model's files have changed since the plan was checked: {folder}"
-        allowed = f"fingerprint {planned.fingerprint[:12]}"
-        problem = Problem("base_model_slug", message, found=found[:12], allowed=allowed)
-        self._problems.append(problem)
+    def _without_model(self, folder: Path | None, work: Work) -> NoReturn:
+        """All that can be said of the tasks where the model is not the plan's: its problems too."""
+        if folder is not None:
+            try:
+                with loading(self._plan, "the tokenizer"):
+                    tokenizer = load_tokenizer(folder)
+            except StartChecksFailed as error:
+                self._problems += error.problems
+            else:
+                self._views(work, self._talks(work.tasks, tokenizer, None, (), ""))
+        raise StartChecksFailed(self._problems)
 
     def _views(
         self, work: Work, talks: tuple[ChatConversation, ChatConversation]
@@ -320,7 +320,8 @@ class Starter:
     def _model(self, folder: Path, tokenizer: Any) -> tuple[Policy, tuple[int, ...]] | None:
         """Policy and end ids; ``None`` when the model cannot be had, and that is noted."""
         try:
-            policy = setup.load_policy(self._plan, folder, self._device)
+            with loading(self._plan, "the model"):
+                policy = setup.load_policy(self._plan, folder, self._device)
             pattern = self._plan["lora_target_modules"]
             self.checks.append(adapter_check(policy.model, pattern))
             if (model := starts_warm(self._plan)) is not None:

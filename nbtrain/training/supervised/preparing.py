@@ -29,8 +29,8 @@ from nbtrain.rollout.forward import described
 from nbtrain.rollout.ranks import Ranks
 from nbtrain.store import Store
 from nbtrain.training.adapted import AdaptedModel, load_tokenizer
+from nbtrain.training.base_files import base_folder, loading
 from nbtrain.training.environment import emulated, free_memory
-from nbtrain.training.prepare_model import weights_folder
 from nbtrain.training.supervised import checks
 from nbtrain.training.supervised.model import leaves_lean, load_model
 from nbtrain.training.supervised.order import Order
@@ -115,23 +115,15 @@ class Preparation:
         """Do all of it. What is wrong stands in the answer; nothing but a stop is raised."""
         ready, plan = self._ready, self._plan
         self._dividing()
-        try:
-            folder = weights_folder(plan, self._store.home)
-            ready.tokenizer = load_tokenizer(folder)
-            ready.tokenizer_fingerprint = tokenizer_digest(folder)
-            ready.ends = tuple(sorted(end_ids_in(folder, ready.tokenizer)))
-            found = self._tokenize(ready.tokenizer)
-        except Refused as refused:
-            ready.problems += refused.problems
-            found = None
-        except NbtrainError as error:
-            ready.problems.append(Problem("dataset", str(error)))
-            found = None
+        folder, changed = base_folder(self._store, plan)
+        ready.problems += changed
+        found = None if folder is None else self._data(folder)
         if found is not None and ready.rows is not None and len(ready.rows):
             self._lay_out(found)
-            self._memory(found)
-        if "memory" not in self._refused():
-            self._model()
+            if not changed:
+                self._memory(found)
+        if folder is not None and not changed and "memory" not in self._refused():
+            self._model(folder)
         self._packing()
         names = {
             "packing": self._name("packing"),
@@ -143,6 +135,21 @@ class Preparation:
         return ready
 
     # --- data -----------------------------------------------------------------------------------
+
+    def _data(self, folder: Path) -> Tokenized | None:
+        """The tokenizer of ``folder``, and the rows under it; ``None`` where there are none."""
+        ready = self._ready
+        try:
+            with loading(self._plan, "the tokenizer"):
+                ready.tokenizer = load_tokenizer(folder)
+            ready.tokenizer_fingerprint = tokenizer_digest(folder)
+            ready.ends = tuple(sorted(end_ids_in(folder, ready.tokenizer)))
+            return self._tokenize(ready.tokenizer)
+        except Refused as refused:
+            ready.problems += refused.problems
+        except NbtrainError as error:
+            ready.problems.append(Problem("dataset", str(error)))
+        return None
 
     def _tokenize(self, tokenizer: PreTrainedTokenizerBase) -> Tokenized | None:
         plan, ready = self._plan, self._ready
@@ -235,12 +242,13 @@ class Preparation:
         free = free_memory(self._device, ranks=self._ranks.size)
         ready.checks.append(checks.memory_check(ready.memory, free))
 
-    def _model(self) -> None:
+    def _model(self, folder: Path) -> None:
         plan, ready = self._plan, self._ready
         self._says("loading the model")
         self._tick()
         try:
-            ready.model = load_model(plan, weights_folder(plan, self._store.home), self._device)
+            with loading(plan, "the model"):
+                ready.model = load_model(plan, folder, self._device)
         except StartChecksFailed as refused:
             for problem in refused.problems:
                 if problem.field == "lora_target_modules":
@@ -251,9 +259,6 @@ class Preparation:
                     )
                 else:
                     ready.problems.append(self._named(problem))
-            return
-        except NbtrainError as error:
-            ready.problems.append(Problem("base_model_slug", str(error)))
             return
         ready.checks.append(checks.adapter_targets(ready.model, plan["lora_target_modules"]))
         if isinstance(ready.model.model.get_output_embeddings(), BaseTunerLayer):
