@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from gguf import GGUFWriter, TokenType
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nbtrain.catalog import EMBEDDED, BaseModel, Catalog
-from nbtrain.errors import NotFound, Refused
+from nbtrain.errors import NotFound, Refused, StartChecksFailed
 from nbtrain.plan.resolved import BaseModelRef, ResolvedPlan, Setting, WorkloadRef
 from nbtrain.store import new_id, open_store
+from nbtrain.training import check
 from nbtrain.training.prepare_model import convert_gguf, is_ready, prepare, weights_folder
 
 WIDTH, INNER, HEADS = 32, 64, 4
@@ -212,3 +214,36 @@ def test_a_real_gguf_file_speaks_after_conversion(home: Path) -> None:
     )
     out = loaded.generate(ids, max_new_tokens=8, do_sample=False)
     assert "Paris" in tokenizer.decode(out[0, ids.shape[1] :])
+
+
+def test_start_checks_alone_prepare_the_weights_first(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama_gguf(tmp_path / "tiny.gguf")
+    model = as_ref(Catalog(open_store(home)).base_model(str(tmp_path / "tiny.gguf")))
+    plan, plan_file = plan_of(model), tmp_path / "plan.json"
+    plan_file.write_text(json.dumps(plan.to_json()), "utf-8")
+    check.prepare_weights(plan, plan_file, home)
+    assert is_ready(plan, home)
+    assert capsys.readouterr().out == '{"doing": "preparing the base model\'s weights"}\n'
+    check.prepare_weights(plan, plan_file, home)
+    assert capsys.readouterr().out == ""
+
+
+def test_weights_that_cannot_be_had_are_one_problem_of_the_checks(
+    home: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    llama_gguf(path)
+    plan, plan_file = (
+        plan_of(as_ref(Catalog(open_store(home)).base_model(str(path)))),
+        tmp_path / "p",
+    )
+    plan_file.write_text(json.dumps(plan.to_json()), "utf-8")
+    path.unlink()
+    with pytest.raises(StartChecksFailed) as failed:
+        check.prepare_weights(plan, plan_file, home)
+    (problem,) = failed.value.problems
+    assert problem.field == "base_model_slug"
+    assert problem.message.startswith("the base model cannot be had: ")
+    assert "tiny.gguf" in problem.message

@@ -57,6 +57,7 @@ def _check(plan_file: Path, out: Path, folder: Path) -> None:
     find = _supervised if plan.method == "sft" else _reinforcement
     try:
         with open_store() as store:
+            prepare_weights(plan, plan_file, store.home)
             checks, problems = find(store, plan, folder)
     except StartChecksFailed as error:
         checks, problems = [], list(error.problems)
@@ -67,6 +68,27 @@ def _check(plan_file: Path, out: Path, folder: Path) -> None:
     partial = out.with_name(f"{out.name}.partial")
     partial.write_text(json.dumps(found, allow_nan=False) + "\n", "utf-8")
     os.replace(partial, out)
+
+
+def prepare_weights(plan: ResolvedPlan, plan_file: Path, home: Path) -> None:
+    """Fetch or convert the base model's weights in a process of its own, where they are not here.
+
+    Raises :class:`StartChecksFailed` with what kept it from it.
+    """
+    import subprocess
+
+    from nbtrain.errors import Problem, StartChecksFailed
+    from nbtrain.training.prepare_model import is_ready
+
+    if is_ready(plan, home):
+        return
+    _tell("preparing the base model's weights")
+    command = [sys.executable, "-m", "nbtrain.training.prepare_model", "--plan", str(plan_file)]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it was stopped"]
+        field = "base_model_slug" if plan.door == "options" else "baseModel"
+        raise StartChecksFailed([Problem(field, f"the base model cannot be had: {said[-1]}")])
 
 
 def _supervised(store: Store, plan: ResolvedPlan, folder: Path) -> Found:

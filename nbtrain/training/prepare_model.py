@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import shutil
 import sys
 import tempfile
@@ -202,18 +203,23 @@ def _unquantised(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prepare the base model of one run; exit status 1 with a sentence when that fails."""
+    """Prepare the base model of one run or plan; exit status 1 with a sentence when that fails."""
     from nbtrain.processes import die_with_parent
     from nbtrain.store import open_store
 
     die_with_parent()
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--run", required=True, help="run id")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--run", help="run id")
+    which.add_argument("--plan", type=Path, help="resolved plan as JSON")
     options = parser.parse_args(arguments)
     store = open_store()
     try:
-        run = store.find_run(options.run)
-        prepare(ResolvedPlan.from_json(run.resolved), store.home)
+        if options.plan is not None:
+            resolved = json.loads(options.plan.read_text("utf-8"))
+        else:
+            resolved = store.find_run(options.run).resolved
+        prepare(ResolvedPlan.from_json(resolved), store.home)
     except NbtrainError as error:
         print(error, file=sys.stderr, flush=True)
         return 1
