@@ -316,6 +316,8 @@ def test_a_group_without_signal_that_trains_is_one_of_the_used(
     metrics = {} if left_out is None else {"metrics": {"no_signal_not_trained": left_out}}
     stored.step(run, 1, used_groups=4, no_signal_groups=3, **metrics)
     assert told in repr(run).splitlines()
+    stored.step(run, 2, used_groups=4, no_signal_groups=3, pending_groups=1, **metrics)
+    assert "of them" not in repr(run), "one of them may be the one that waits"
 
 
 def test_the_summary_sees_what_changes_of_steps_that_were_not_settled(run: Run) -> None:

@@ -67,10 +67,12 @@ def _groups(step: Mapping[str, Any]) -> dict[str, int]:
     """Where the groups of a step went, in words; a tied one that trains is a used one."""
     tied, used = step.get("no_signal_groups") or 0, step.get("used_groups") or 0
     left_out = (step.get("metrics") or {}).get("no_signal_not_trained", tied)
+    # Tied groups that wait or were discarded are not told from tied ones that trained
+    unsure = step.get("pending_groups") or step.get("discarded_groups")
     places = {
         **step,
         "no_signal_not_trained": left_out,
-        "used_without_signal": min(used, tied - left_out),
+        "used_without_signal": 0 if unsure else min(used, tied - left_out),
     }
     return {told: places[name] for name, told in _COUNTED.items() if places.get(name)}
 
