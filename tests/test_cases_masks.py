@@ -46,7 +46,7 @@ def tokenized(
 
 
 def told(found: Tokenized) -> list[tuple[str, int | None]]:
-    return [(problem.message, problem.where and problem.where.line) for problem in found.problems]
+    return [(one.message, one.where.line if one.where else None) for one in found.problems]
 
 
 def test_tm03_the_trained_tokens_are_counted_without_generation_markers(
