@@ -136,11 +136,11 @@ def test_stopped_within_an_update_and_gone_on(
 
 
 def killed_after(world: World, form: str, step: int) -> StoredRun:
-    """A run whose real rank got SIGKILL as soon as ``step`` was committed."""
+    """A run whose real rank got SIGKILL as soon as ``step`` was committed, and a checkpoint."""
     run = world.create(plan_of(world, form))
     (rank,) = world.start(run)
     end = time.monotonic() + 120
-    while world.store.run(run.key).completed_steps < step:
+    while world.store.run(run.key).completed_steps < step or not world.store.checkpoints(run.key):
         assert rank.poll() is None, (world.store.home / "rank0.log").read_text()[-3000:]
         assert time.monotonic() < end
         time.sleep(0.002)
