@@ -103,10 +103,16 @@ class Adapter:
 class Bundle:
     name: str | None = "scoring"
     modules: tuple[str, ...] = ("reward", "tools.more")
+    functions: tuple[str, ...] = ("compute_score", "f", "judge")
 
     @property
     def bundle_id(self) -> str:
         return digest(f"{self.name}")
+
+    def lacking(self, module: str, function: str) -> tuple[str, str | None] | None:
+        if function in self.functions:
+            return None
+        return f"has no function {function!r} in its module {module!r}", None
 
 
 @dataclass(frozen=True)

@@ -302,8 +302,10 @@ def test_zero_is_the_default(path: str) -> None:
     assert p.config_hash == base.config_hash
     assert same_plan(p, base)
     assert p.field_origins == base.field_origins
-    default = FIELDS[path].option.default
-    assert bool(default) == any("0 takes the default" in hint for hint in p.hints)
+    option = FIELDS[path].option
+    becomes = bool(option.default) or option.compute is not None
+    assert becomes == any(f"{option.name} 0 takes the default, " in hint for hint in p.hints)
+    assert ("(0 is the default)" in option.allowed()) == (option.default != 0)
 
 
 def test_zero_is_kept_where_it_means_something() -> None:
@@ -483,7 +485,9 @@ def test_a_capped_run_decays_over_the_updates_that_it_has() -> None:
 def test_a_group_has_at_least_two(value: int) -> None:
     # SZ-02
     (problem,) = problems(descriptor("grpo", config={"rlHyperparams": {"groupSize": value}}))
-    assert (problem.field, problem.allowed) == ("rlHyperparams.groupSize", "2 to 32")
+    assert (problem.field, problem.allowed) == (
+        "rlHyperparams.groupSize", "2 to 32 (0 is the default)",
+    )  # fmt: skip
     assert "at least two completions" in str(problem.hint)
     assert plan(descriptor("grpo", config={"rlHyperparams": {"groupSize": 0}}))["group_size"] == 4
 

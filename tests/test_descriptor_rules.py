@@ -263,8 +263,12 @@ def test_passes_are_shared_by_the_devices_or_refused(gpus: int, fits: bool, worl
     assert problem.field == "execution.gpus"
     assert "training.gradientAccumulation 4 / execution.gpus 3 is not whole" in problem.message
     assert problem.hint == (
-        "State execution.gpus: 2, or training.gradientAccumulation: 6"
-    )  # fmt: skip
+        "State execution.gpus: 2, or training.gradientAccumulation: 6 with "
+        "training.microBatchPerGpu: 2, for updates of 12 sequences"
+    )
+    stated = {"gradientAccumulation": 6, "microBatchPerGpu": 2}
+    p = plan(world, put(sft(**stated), "execution.gpus", 3))
+    assert (p["gradient_accumulation"], p["gpus"]) == (6, 3)
 
 
 def test_a_pass_beyond_what_the_model_is_qualified_at_is_refused(world: World) -> None:

@@ -94,7 +94,7 @@ def test_places_in_the_cell_and_on_the_line(shell: Shell) -> None:
     told = shell.refuse(cell)
     assert "training.epochs needs a whole number" in told
     assert "    training: {epochs: two}\n" + " " * (4 + 23) + "^" in told
-    assert "parent_checkpoint_id: no checkpoint 'abcdef'" in told
+    assert "--from: no checkpoint 'abcdef'" in told
     assert "(line 1, column 16)" in told
     told = shell.refuse(
         FLAT.replace("nbtrain/tiny", "nbtrain/tny").replace("epochs: 2", "epohs: 2")

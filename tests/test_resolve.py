@@ -470,7 +470,7 @@ def test_the_base_model_may_come_from_the_workload(world: World) -> None:
     problem = the(world.problems({}))
     assert problem.field == "base_model_slug"
     assert "missing" in problem.message
-    assert problem.allowed == "big or nbtrain/tiny"
+    assert problem.allowed == "big, nbtrain/tiny, or any repository or local folder"
 
 
 def test_a_missing_workload_is_refused_once(world: World) -> None:

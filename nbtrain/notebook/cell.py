@@ -73,7 +73,13 @@ class Cell:
             where = body.where_value(problem.field) if isinstance(body, SourcedMapping) else None
             return replace(problem, where=where)
         word = self.places.get(problem.field)
-        return problem if word is None else replace(problem, where=word.where)
+        if word is None:
+            return problem
+        # it was typed as a flag, so it is called by it
+        said = problem.message.removeprefix(problem.field)
+        flag = _FLAGS[problem.field]
+        message = problem.message if said == problem.message else f"{flag}{said}"
+        return replace(problem, message=message, where=word.where)
 
 
 def read_cell(text: CellText, names: Mapping[str, object]) -> Cell:
@@ -114,6 +120,7 @@ def read_cell(text: CellText, names: Mapping[str, object]) -> Cell:
 _CALLED = {"base_model_slug": "baseModel", "algorithm": "method"}
 """What a descriptor calls that which the line states."""
 
+_FLAGS = _FIELDS | {called: _FIELDS[name] for name, called in _CALLED.items()}
 _ARGUMENTS = {
     "workload": "bench_id",
     "base_model_slug": "base_model_slug",
@@ -170,4 +177,11 @@ def _variable(line: ParsedLine, problems: list[Problem]) -> str | None:
 
 def refused(text: CellText, problems: list[Problem]) -> CellRefused:
     """The cell's refusal, problems in the order of the cell."""
+    problems = [_no_expression(problem) for problem in problems]
     return CellRefused(source.in_order(problems), text.whole, "nothing was started")
+
+
+def _no_expression(problem: Problem) -> Problem:
+    """The problem; where ``$run.best()`` was found, with what to write instead."""
+    hint = source.expression_in(problem.found) if isinstance(problem.found, str) else None
+    return problem if hint is None else replace(problem, hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -67,6 +68,8 @@ class Option:
     later_choices: tuple[str, ...] = ()
     """Choices that are known by name and refused as not built yet."""
     nullable: bool = False
+    zero_default: bool = False
+    """A stated 0 asks for the default."""
     modes: tuple[Mode, ...] = ("training",)
     evaluation_default: str = ""
     """How an evaluation computes the default, where that differs from training."""
@@ -103,6 +106,8 @@ class Option:
             text = span(self.min, high, above=self.above_min, below=self.below_max)
         else:
             text = _NEEDS[self.type]
+        if self.zero_default and self.default != 0:
+            text += " (0 is the default)"
         if not self.nullable and not self.compute:
             return text
         return f"{text}, or null" if text else "null"
@@ -138,16 +143,32 @@ def describe(value: object) -> str:
     """What was found, in a few words that fit a sentence."""
     if value is None:
         return "null"
+    value = as_python(value)
     if isinstance(value, bool | int | float):
         return show(value)
     if isinstance(value, str):
-        shown = value if len(value) <= 60 else value[:57] + "..."
-        return f'the text "{shown}"'
+        return f'the text "{brief(value)}"'
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list | tuple | set):
         return "a list"
     return f"an object of type {type(value).__name__}"
+
+
+def brief(text: str, most: int = 60) -> str:
+    """``text`` on one line that can be printed, cut to ``most`` characters."""
+    cut = text if len(text) <= most else text[: most - 3] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def spelt(key: object) -> str:
+    """The key of a mapping as refusals show it."""
+    return brief(key, 80) if isinstance(key, str) else describe(key)
+
+
+def halved(text: str) -> bool:
+    """Whether a text holds half a character, which nothing could store."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def plain(value: object) -> object:
@@ -159,9 +180,11 @@ def plain(value: object) -> object:
 
 def as_python(value: Any) -> Any:
     """A Python scalar for a NumPy or tensor scalar of a notebook; anything else as it is."""
-    if hasattr(value, "item") and hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
-        return value.item()
-    return value
+    try:
+        scalar = hasattr(value, "item") and hasattr(value, "dtype") and value.ndim == 0
+        return value.item() if scalar else value
+    except Exception:  # an object that is odd enough is no scalar
+        return value
 
 
 def check(
@@ -182,20 +205,21 @@ def check(
     if value is None:
         if option.nullable or option.compute:
             return None, None
-        return refuse(
-            f"needs {_NEEDS[option.type]}, found null",
-            f"Leave it out for the default, {show(option.default)}",
-        )
+        out = f"Leave it out for the default, {show(option.default)}"
+        hint = option.hint if option.default is None else out
+        return refuse(f"needs {_NEEDS[option.type]}, found null", hint)
     typed, fits = _typed(option.type, value)
     if not fits:
         needed = f"needs {_NEEDS[option.type]}, found {describe(value)}"
         return refuse(needed, option.hint or _type_hint(option.type, value))
+    if option.type == "text" and halved(typed):
+        return refuse("holds half a character", None)
     choices = option.offered(model)
     if choices is not None and typed not in choices:
         if typed in option.later_choices:
             return refuse(f"{typed} is not built yet", None)
         whose = f" with {model.slug}" if model is not None and option.choices_of else ""
-        return refuse(f"has no choice {typed!r}{whose}", _case_hint(typed, choices))
+        return refuse(f"has no choice {brief(str(typed))!r}{whose}", _choice_hint(typed, choices))
     high = option.upper(model)
     low = option.min is not None and (
         typed <= option.min if option.above_min else typed < option.min
@@ -250,6 +274,10 @@ def _type_hint(kind: Type, value: Any) -> str | None:
     return None
 
 
-def _case_hint(word: Any, choices: tuple[str, ...]) -> str | None:
-    near = [c for c in choices if c.lower() == str(word).strip().lower()]
-    return f"Write {near[0]}" if near else None
+def _choice_hint(word: Any, choices: tuple[str, ...]) -> str | None:
+    low = brief(str(word)).strip().lower()
+    same = [c for c in choices if c.lower() == low]
+    if same:
+        return f"Write {same[0]}"
+    near = difflib.get_close_matches(low, {c.lower(): c for c in choices}, n=1)
+    return f"Did you mean {next(c for c in choices if c.lower() == near[0])}?" if near else None

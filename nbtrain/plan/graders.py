@@ -12,6 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from nbtrain.errors import Problem, Refused
+from nbtrain.plan.fields import brief, describe, halved
 
 __all__ = ["DEFAULT_FUNCTION", "DEFAULT_GRADER", "GraderSpec", "parse_grader"]
 
@@ -63,6 +64,8 @@ def parse_grader(text: object, field: str = "grader") -> GraderSpec:
     """Parse a grader string. Raises :class:`~nbtrain.errors.Refused` for ``field``."""
     if not isinstance(text, str):
         raise _refused(field, text, f"is a {type(text).__name__}")
+    if halved(text):
+        raise _refused(field, text, "holds half a character")
     if text == "json-label-match":
         return GraderSpec("json-label-match")
     kind, colon, rest = text.partition(":")
@@ -109,5 +112,6 @@ def _bundle(field: str, text: str, rest: str) -> GraderSpec:
 
 
 def _refused(field: str, found: object, clause: str, hint: str | None = None) -> Refused:
-    message = f"{field}: {found!r} {clause}"
+    told = repr(brief(found)) if isinstance(found, str) else describe(found)
+    message = f"{field}: {told} {clause}"
     return Refused([Problem(field, message, found=found, allowed=_FORMS, hint=hint)])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtrain.errors import NotFound, Problem, Refused
-from nbtrain.plan.fields import describe, plain
+from nbtrain.plan.fields import describe, halved, plain
 from nbtrain.plan.registry import (
     BaseModelInfo,
     CheckpointInfo,
@@ -17,6 +17,7 @@ from nbtrain.plan.registry import (
 )
 from nbtrain.plan.statements import Statement, Statements, same, stated_twice
 
+_NO_REFERENCES = (bool, int, float, complex, bytes, list, tuple, dict, set, type)
 _NAMES = ("base_model_slug", "workload", "dataset", "model", "bundle")  # as catalogs call them
 
 
@@ -78,8 +79,8 @@ def look(
     """What one statement names; what fails becomes a problem of ``key``."""
     value, where = statement.value, statement.where
     # registries take names, ids and objects; what plainly is neither never reaches them
-    empty = isinstance(value, str) and not value
-    if empty or isinstance(value, bool | int | float | list | tuple | dict):
+    unusable = isinstance(value, str) and (not value or halved(value))
+    if unusable or isinstance(value, _NO_REFERENCES):
         hint = "Put it in quotes" if isinstance(value, int | float) else None
         if isinstance(value, list) and key.lower().endswith("dataset"):
             hint = 'Register it first: client.datasets.register("NAME", data)'
@@ -117,9 +118,14 @@ def _require(found: Statements, references: References, registry: Registry) -> N
         found.refuse(Problem("workload", message, hint=hint))
     elsewhere = {"base_model_slug", "parent_checkpoint_id", "workload"}
     if references.base_model is None and not found.bad & elsewhere:
-        allowed = " or ".join(sorted(model.slug for model in registry.base_models()))
         message = "base_model_slug is missing: the workload names no base model"
-        found.refuse(Problem("base_model_slug", message, allowed=allowed or None))
+        found.refuse(Problem("base_model_slug", message, allowed=any_model(registry)))
+
+
+def any_model(registry: Registry) -> str:
+    """What may be stated as the base model."""
+    offered = sorted(model.slug for model in registry.base_models())
+    return ", ".join([*offered, "or any repository or local folder"])
 
 
 def _match_parent(found: Statements, references: References) -> None:

@@ -326,6 +326,14 @@ class BundleInfo(Protocol):
         """Dotted names of the modules that can be imported from it, sorted."""
         ...
 
+    def lacking(self, module: str, function: str) -> tuple[str, str | None] | None:
+        """What is wrong with a function that should score, told without running anything.
+
+        A clause that begins with "has", and what is allowed; ``None`` for one that can score.
+        Raises :class:`nbtrain.errors.NotFound` where the bundle is gone or damaged.
+        """
+        ...
+
 
 class Registry(Protocol):
     """Everything a plan can name. References are names, ids, unambiguous id prefixes or objects."""

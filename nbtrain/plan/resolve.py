@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nbtrain.errors import NotFound, PlanRefused, Refused
+from nbtrain.errors import PlanRefused, Problem
 from nbtrain.plan import placement, rules
 from nbtrain.plan.defaults import validation_on
+from nbtrain.plan.descriptor.document import FLAT
 from nbtrain.plan.descriptor.resolve import resolve_descriptor, resolve_flat
+from nbtrain.plan.descriptor.table import FIELDS, METHODS
 from nbtrain.plan.fields import Option, check
 from nbtrain.plan.identity import config_hash
 from nbtrain.plan.options import OPTIONS
-from nbtrain.plan.references import References, divide, look_up
+from nbtrain.plan.references import References, divide, find, look, look_up
 from nbtrain.plan.registry import (
     BaseModelInfo,
     CheckpointInfo,
@@ -66,7 +68,10 @@ def resolve(
             body, registry, workload=workload, base_model=base_model, parent=parent,
             load_weights_only=load_weights_only, display_name=display_name, algorithm=algorithm,
         )  # fmt: skip
-    if _supervised(body, beside, registry):
+    method = _method(body, beside, registry)
+    if method is None:
+        raise PlanRefused(in_order(_of_no_method(body, beside, registry)))
+    if method == "sft":
         return resolve_flat(body, registry, beside)
     found = gather(options, beside)
     references = look_up(found, registry)
@@ -89,20 +94,39 @@ def resolve(
     return _build(found, references, settings, split, machine)
 
 
-def _supervised(body: Mapping[str, Any], beside: Mapping[str, Any], registry: Registry) -> bool:
-    """Whether options are those of a supervised run: stated, or by the parent's plan."""
+def _method(body: Mapping[str, Any], beside: Mapping[str, Any], registry: Registry) -> str | None:
+    """The stated method, else the parent's, else the default; ``None`` where it cannot be told."""
     stated = [a for a in (body.get("algorithm"), beside["algorithm"]) if a is not None]
     if stated:
-        return all(a == "sft" for a in stated)
+        known = [a for a in stated if isinstance(a, str) and a in METHODS]
+        return known[0] if len(known) == len(stated) and len(set(known)) == 1 else None
     parents = (body.get("parent_checkpoint_id"), beside["parent_checkpoint_id"])
     parent = next((ref for ref in parents if ref is not None), None)
     if parent is None:
-        return False
-    try:
-        before = registry.checkpoint(parent).resolved["settings"]["algorithm"]["value"]
-    except (NotFound, Refused):  # refused with everything else
-        return False
-    return bool(before == "sft")
+        return str(OPTIONS["algorithm"].default)
+    name = "parent_checkpoint_id"
+    before: CheckpointInfo | None = look(Statements(), name, registry.checkpoint, Statement(parent))
+    return None if before is None else str(before.resolved["settings"]["algorithm"]["value"])
+
+
+def _of_no_method(
+    body: Mapping[str, Any], beside: Mapping[str, Any], registry: Registry
+) -> list[Problem]:
+    """What is wrong whatever the method: itself, names, and keys that no method has."""
+    found = gather(body, beside, also=FLAT)
+    option = replace(FIELDS["config.method"].option, name="algorithm")
+    for statement in (found.options.get("algorithm"), Statement(beside["algorithm"])):
+        if statement is not None and statement.value is not None and "algorithm" not in found.bad:
+            problem = check(option, statement.value, where=statement.where)[1]
+            if problem is not None:
+                found.refuse(problem)
+    for key, registered, identity in (
+        ("parent_checkpoint_id", registry.checkpoint, "checkpoint_id"),
+        ("workload", registry.workload, "workload_id"),
+        ("base_model_slug", registry.base_model, "slug"),
+    ):
+        find(found, key, registered, identity)
+    return found.problems
 
 
 def _fill(found: Statements, references: References) -> dict[str, Setting]:

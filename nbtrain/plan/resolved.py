@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from nbtrain.plan.descriptor.table import setting_names
+
 Origin = Literal["stated", "default", "computed", "inherited"]
 
 
@@ -124,6 +126,14 @@ class ResolvedPlan:
     description: str | None = None
     config_name: str | None = None
     submission_id: str | None = None
+    flat: bool = False
+    """Stated as a supervised run's options, which are called by their settings' names."""
+
+    def called(self, setting: str) -> str:
+        """What a setting is called where the plan was stated."""
+        if self.flat or self.door == "options":
+            return setting
+        return setting_names(self.method).get(setting, setting)
 
     @property
     def method(self) -> str:
@@ -162,6 +172,7 @@ class ResolvedPlan:
             "admission": self.admission,
             "hints": list(self.hints),
             "door": self.door,
+            **({"flat": True} if self.flat else {}),
             **{name: _fields(ref) for name in _REFS if (ref := getattr(self, name)) is not None},
             **{name: v for name in _OWN if (v := getattr(self, name)) is not None},
         }
@@ -184,6 +195,7 @@ class ResolvedPlan:
             admission=data["admission"],
             hints=tuple(data["hints"]),
             door=data.get("door", "options"),
+            flat=data.get("flat", False),
             **{name: kind(**data[name]) for name, kind in _REFS.items() if data.get(name)},
             **{name: data[name] for name in _OWN if name in data},
         )

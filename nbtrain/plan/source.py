@@ -8,9 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from nbtrain.errors import PlanRefused, Problem, Where
+from nbtrain.plan.fields import brief, halved, spelt
 from nbtrain.plan.syntax import BadText, Node, read_json, read_yaml
 
 _NAME = re.compile(r"\$([^\W\d]\w*)")
+_EXPRESSION = re.compile(r"\$[^\W\d]\w*(\.[^\W\d]\w*|\(.*\)|\[.*\])+", re.DOTALL)
+MOST = 2**20
+"""Characters that a document may have."""
 _KINDS = {"mapping": "a mapping", "list": "a list"}
 
 
@@ -96,16 +100,21 @@ def parse(
     duplicate keys at any depth (with both lines), tags, anchors, undefined names.
     """
     text = text.removeprefix("\ufeff")
+    if len(text) > MOST:
+        name = source or "document"
+        message = f"{name} has {len(text):,} characters"
+        hint = "Rows belong into a dataset: client.datasets.register"
+        raise PlanRefused([Problem(name, message, len(text), f"at most {MOST:,}", hint=hint)])
     node, complaints = _read(text, source, syntax)
     builder = _Builder(names, source, offset_lines)
-    for bad in complaints:
-        builder.complain(source or "document", bad.message, bad.line, bad.column, bad.hint)
     mapping = SourcedMapping()
     readable = node is not None and node.kind == "mapping"
     if node is not None and readable:
         mapping = builder.mapping(node, ())
     elif not complaints and not (empty_ok and _is_empty(node)):
         builder.not_a_mapping(node)
+    for bad in complaints:
+        builder.complain_of(bad)
     problems = tuple(in_order(builder.problems))
     if problems and not (defer and readable):
         raise PlanRefused(problems)
@@ -121,7 +130,7 @@ def _read(text: str, source: str | None, syntax: str) -> tuple[Node | None, list
     if not text.lstrip().startswith(("{", "[")):
         return read_yaml(text)
     as_json = read_json(text)
-    if not as_json[1]:
+    if as_json[0] is not None or not as_json[1]:
         return as_json
     as_yaml = read_yaml(text)
     # broken in both: the author of {"… meant JSON
@@ -158,6 +167,15 @@ def undefined(text: str, names: Iterable[str]) -> str:
     return f"{hint}For the text itself write ${text}"
 
 
+def expression_in(text: str) -> str | None:
+    """The hint for a refused ``$run.best()``, which is text since it is no name; else ``None``."""
+    if _EXPRESSION.fullmatch(text) is None:
+        return None
+    words = re.findall(r"\.([^\W\d]\w*)", re.sub(r"\(.*?\)|\[.*?\]", "", text))
+    name = (words or ["value"])[-1]
+    return f"$ takes a plain name: write {name} = {brief(text[1:])} first, and ${name} here"
+
+
 class _Builder:
     """Turns nodes into values and collects what is wrong on the way."""
 
@@ -168,6 +186,7 @@ class _Builder:
         self.source = source
         self.offset = offset_lines
         self.problems: list[Problem] = []
+        self.paths: dict[int, str] = {}
 
     def place(self, node: Node) -> Where:
         return Where(line=node.line + self.offset, column=node.column, source=self.source)
@@ -177,6 +196,13 @@ class _Builder:
     ) -> None:
         where = Where(line=line + self.offset, column=column, source=self.source)
         self.problems.append(Problem(field, message, where=where, hint=hint))
+
+    def complain_of(self, bad: BadText) -> None:
+        """A complaint of the reader, of the field that it is about where that is known."""
+        field = self.paths.get(id(bad.node))
+        message = bad.message if field is None else f"{field}: {bad.message}"
+        name = field or self.source or "document"
+        self.complain(name, message, bad.line, bad.column, bad.hint)
 
     def not_a_mapping(self, node: Node | None) -> None:
         found = "nothing"
@@ -195,6 +221,9 @@ class _Builder:
         )
 
     def value(self, node: Node, path: tuple[str, ...]) -> Any:
+        self.paths[id(node)] = ".".join(path)
+        if node.broken:
+            return BROKEN
         if node.kind == "mapping":
             return self.mapping(node, path)
         if node.kind == "list":
@@ -214,22 +243,24 @@ class _Builder:
             if key.kind != "scalar" or not name.strip():
                 self.complain(".".join(path) or "document", "a key must be text", *_at(key))
                 continue
-            here = (*path, name)
+            shown = spelt(name)
+            here = (*path, shown)
+            self.paths[id(key)] = ".".join(here)
             if name in first:
                 one, two = first[name].line + self.offset, key.line + self.offset
                 lines = f"line {one}" if one == two else f"lines {one} and {two}"
-                message = f"{name} is written twice, on {lines}"
+                message = f"{shown} is written twice, on {lines}"
+                self.paths[id(value)] = ".".join(here)
                 self.complain(".".join(here), message, *_at(key), "Keep one")
                 continue
             first[name] = key
-            built = BROKEN if value.broken else self.value(value, here)
-            entries.append((name, built, self.place(key), self.place(value)))
+            entries.append((name, self.value(value, here), self.place(key), self.place(value)))
         return SourcedMapping(entries, where=self.place(node))
 
     def named(self, node: Node, path: tuple[str, ...]) -> Any:
         text: str = node.value
         field = ".".join(path)
-        if any("\ud800" <= char <= "\udfff" for char in text):
+        if halved(text):
             self.complain(field, f"the text of {field} holds half a character", *_at(node))
             return BROKEN
         if self.names is None or not text.startswith("$"):

@@ -7,12 +7,12 @@ Stated twice, equal is fine and different is refused.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.errors import Problem, Where
-from nbtrain.plan.fields import describe, plain
+from nbtrain.plan.fields import describe, plain, spelt
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.source import BROKEN, SourcedMapping
 
@@ -79,8 +79,10 @@ class Statements:
         self.problems.append(problem)
 
 
-def gather(options: object, beside: Mapping[str, Any]) -> Statements:
+def gather(options: object, beside: Mapping[str, Any], also: Container[str] = ()) -> Statements:
     """The statements of a body and of what stands beside it (``None`` there is unstated).
+
+    Keys among ``also`` are left to another method's rules.
 
     A body that is no mapping, unknown keys (with the nearest known one), a descriptor's groups and
     settings stated twice differently become problems.
@@ -104,8 +106,8 @@ def gather(options: object, beside: Mapping[str, Any]) -> Statements:
                 found.references[key] = [Statement(value, _where(options, key))]
         elif key == "display_name":
             found.display_name = Statement(value, _where(options, key))
-        else:
-            found.refuse(_unknown(options, key))
+        elif key not in also:
+            found.refuse(unknown(options, key))
     for key, value in beside.items():
         if value is not None:
             _beside(found, key, Statement(value))
@@ -117,14 +119,16 @@ def _where(options: Mapping[str, Any], key: str) -> Where | None:
     return options.where_value(key) if isinstance(options, SourcedMapping) else None
 
 
-def _unknown(options: Mapping[str, Any], key: object) -> Problem:
+def unknown(options: Mapping[str, Any], key: object) -> Problem:
+    """The refusal of a key that is no option, with the nearest one."""
     where = options.where_key(str(key)) if isinstance(options, SourcedMapping) else None
     if key in DESCRIPTOR_GROUPS:
         return mixed(str(key), where)
-    near = nearest(str(key))
+    shown = spelt(key)
+    near = nearest(shown)
     hint = f"Did you mean {near}?" if near else "%train options lists every option"
-    hint = _INSTEAD.get(str(key).lower(), hint)
-    return Problem(str(key), f"there is no option {key}", plain(key), where=where, hint=hint)
+    hint = _INSTEAD.get(shown.lower(), hint)
+    return Problem(shown, f"there is no option {shown}", shown, where=where, hint=hint)
 
 
 def mixed(key: str, where: Where | None) -> Problem:

@@ -86,6 +86,7 @@ class SupervisedEstimate:
     memory: SupervisedMemory | None = None
     free_bytes: int | None = None
     at_most: bool = False
+    smoke: bool = False
     ends_early: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -96,28 +97,29 @@ class SupervisedEstimate:
     @property
     def line(self) -> str:
         """All of it in one line."""
-        parts = [f"{self._most}{show(self.updates)} updates of {show(self._together)} sequences"]
+        parts = [self._of_updates]
+        if self.smoke:
+            parts = [f"{self._of_updates} on {show(self.rows)} rows, until they are learned"]
         if self.expected_tokens is not None:
             parts.append(f"about {show(about(self.expected_tokens))} tokens")
         if self.seconds is not None:
-            parts.append(f"about {duration(self.seconds)}")
+            parts.append(f"{'at most ' if self.smoke else ''}about {duration(self.seconds)}")
         known = f" ({self.measured.told})" if self.measured and self.seconds is not None else ""
         return "expected: " + ", ".join(parts) + known
 
     @property
-    def _most(self) -> str:
-        return "at most " if self.at_most else ""
-
-    @property
-    def _together(self) -> int:
-        return self.sequences_per_update
+    def _of_updates(self) -> str:
+        most = "up to " if self.smoke else "at most " if self.at_most else ""
+        return f"{most}{show(self.updates)} updates of {show(self.sequences_per_update)} sequences"
 
     def sentences(self) -> list[str]:
         """What is known, a sentence each."""
-        told = [
-            f"{self._most}{show(self.updates)} updates of {show(self._together)} sequences: "
-            f"{self.epochs:.3g} times {show(self.rows)} rows",
-            self._of_validation(),
+        rows = f"{show(self.rows)} row" + ("" if self.rows == 1 else "s")
+        if self.smoke:
+            told = [f"{self._of_updates} on {rows}; ends when they are learned"]
+        else:
+            told = [f"{self._of_updates}: {self.epochs:.3g} times {rows}", self._of_validation()]
+        told += [
             self._of_tokens(),
             self._of_memory(),
             self._of_time(),
@@ -157,7 +159,8 @@ class SupervisedEstimate:
         if self.seconds is None:
             each = f"{self.seconds_per_token * 1000:.3g} s a thousand tokens"
             return f"time unknown until the first step; {each}, {self.measured.told}"
-        return f"about {duration(self.seconds)}, {self.measured.told} on this machine"
+        most = "at most " if self.smoke else ""
+        return f"{most}about {duration(self.seconds)}, {self.measured.told} on this machine"
 
     def __repr__(self) -> str:
         return "\n".join(["expected of this run", *(f"  {each}" for each in self.sentences())])
@@ -188,6 +191,7 @@ def estimate_supervised(
     """
     updates, each = plan.total_steps - plan.start_step, sequences_of(plan)
     rows = plan.workload.train_tasks
+    smoke = plan.smoke is not None
     rate = measured.mean if measured else None
     alike = rate if measured and measured.alike else None
     passes = updates * each / rows if rows else 0.0
@@ -209,17 +213,20 @@ def estimate_supervised(
         measured=measured,
         memory=memory,
         free_bytes=free_bytes,
-        warnings=tuple(_tight(memory, free_bytes)),
+        warnings=tuple(_tight(plan, memory, free_bytes)),
         at_most=bool(plan.options.get("packing")),
+        smoke=smoke,
     )
 
 
-def _tight(memory: SupervisedMemory | None, free: int | None) -> Iterator[str]:
+def _tight(plan: ResolvedPlan, memory: SupervisedMemory | None, free: int | None) -> Iterator[str]:
     """That rows of the longest length allowed may not fit."""
     if memory is None or free is None or memory.total <= WARN_SHARE * free:
         return
-    yield (
-        f"memory: with rows of maxSeqLength a rank needs about {size(memory.total)} of the "
-        f"{size(free)} that are free; lower maxSeqLength or execution.microBatchSequences, or "
-        "state model.gradientCheckpointing: true"
+    longest, passes = plan.called("max_seq_length"), plan.called("micro_batch_sequences")
+    told = (
+        f"memory: with rows of {longest} a rank needs about {size(memory.total)} of the "
+        f"{size(free)} that are free; lower {longest} or {passes}"
     )
+    recompute = f", or state {plan.called('gradient_checkpointing')}: true"
+    yield told if plan["gradient_checkpointing"] else told + recompute

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from json import JSONDecodeError
@@ -40,7 +41,7 @@ class Node:
 
     ``value`` is the scalar and ``text`` how it is spelt, ``items`` are the nodes of a list,
     ``pairs`` the key and value nodes of a mapping in the order of the text, duplicates included.
-    ``broken`` marks a node that has its complaint already.
+    ``broken`` marks a scalar whose value cannot be told; it has its complaint already.
     """
 
     kind: Literal["mapping", "list", "scalar"]
@@ -56,6 +57,9 @@ class Node:
 class BadText(Exception):
     """The text cannot be read on from here."""
 
+    node: Node | None = None
+    """What it is about, where the rest can be read."""
+
     def __init__(self, line: int, column: int, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.line, self.column, self.message, self.hint = line, column, message, hint
@@ -68,11 +72,12 @@ def read_yaml(text: str) -> tuple[Node | None, list[BadText]]:
 
 
 def read_json(text: str) -> tuple[Node | None, list[BadText]]:
-    """The one JSON value in ``text`` (``None`` if blank) and the complaint that stopped it."""
+    """The one JSON value in ``text`` (``None`` if there is none) and every complaint about it."""
+    reader = _JsonReader(text)
     try:
-        return _JsonReader(text).read(), []
+        return reader.read(), reader.complaints
     except BadText as bad:
-        return None, [bad]
+        return None, [*reader.complaints, bad]
 
 
 class _YamlReader:
@@ -109,21 +114,29 @@ class _YamlReader:
             self.complaints.append(bad)
         return node
 
-    def _complain(self, event: Any, message: str, hint: str | None = None) -> None:
+    def _complain(
+        self, event: Any, message: str, hint: str | None = None, node: Node | None = None
+    ) -> None:
         mark = event.start_mark
-        self.complaints.append(BadText(mark.line + 1, mark.column + 1, message, hint))
+        bad = BadText(mark.line + 1, mark.column + 1, message, hint)
+        bad.node = node
+        self.complaints.append(bad)
 
     def _node(self, event: Any, depth: int) -> Node:
         line, column = event.start_mark.line + 1, event.start_mark.column + 1
         if depth > MAX_DEPTH:
             raise BadText(line, column, f"this is nested more than {MAX_DEPTH} levels deep")
-        before = len(self.complaints)
-        if getattr(event, "anchor", None) is not None:
-            self._complain(event, "anchors and aliases are not read", "Write the value out")
-        if getattr(event, "tag", None) is not None:
-            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._complain(event, f"the tag {tag} is not read", "Write plain values, without tags")
         node = Node("scalar", line, column)
+        if getattr(event, "anchor", None) is not None:
+            hint = "Write the value out"
+            self._complain(event, "anchors and aliases are not read", hint, node)
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            tag = tag.replace("tag:yaml.org,2002:", "!!")[:60]
+            hint = "Write plain values, without tags"
+            self._complain(event, f"the tag {tag} is not read", hint, node)
+        # what a tag or an alias would stand for is unknown; a collection's entries are not
+        node.broken = tag is not None
         match type(event).__name__:
             case "ScalarEvent":
                 node.text = node.value = event.value
@@ -131,16 +144,17 @@ class _YamlReader:
                     try:
                         node.value = core_scalar(event.value)
                     except ValueError as error:
-                        self._complain(event, str(error))
+                        self._complain(event, str(error), node=node)
+                        node.broken = True
+            case "AliasEvent":
+                node.broken = True
             case "SequenceStartEvent":
-                node.kind = "list"
+                node.kind, node.broken = "list", False
                 node.items = list(self._children("SequenceEndEvent", depth))
             case "MappingStartEvent":
-                node.kind = "mapping"
+                node.kind, node.broken = "mapping", False
                 children = list(self._children("MappingEndEvent", depth))
                 node.pairs = list(zip(children[::2], children[1::2], strict=True))
-        # whatever is wrong inside has its own complaint, so the whole counts as broken
-        node.broken = len(self.complaints) > before
         return node
 
     def _children(self, end: str, depth: int) -> Iterator[Node]:
@@ -206,6 +220,8 @@ def _from_yaml(error: Any, text: str) -> BadText:
 class _JsonReader:
     def __init__(self, text: str) -> None:
         self.text = text
+        self.complaints: list[BadText] = []
+        self.lines = [0, *(found.end() for found in re.finditer("\n", text))]
 
     def read(self) -> Node | None:
         at = self._space(0)
@@ -218,7 +234,11 @@ class _JsonReader:
         return node
 
     def _bad(self, at: int, message: str, hint: str | None = None) -> BadText:
-        return BadText(*place(self.text, at), message, hint)
+        return BadText(*self._place(at), message, hint)
+
+    def _place(self, at: int) -> tuple[int, int]:
+        line = bisect_right(self.lines, at)
+        return line, at - self.lines[line - 1] + 1
 
     def _space(self, at: int) -> int:
         found = _JSON_SPACE.match(self.text, at)
@@ -228,7 +248,7 @@ class _JsonReader:
         if depth > MAX_DEPTH:
             raise self._bad(at, f"this is nested more than {MAX_DEPTH} levels deep")
         first = self.text[at : at + 1]
-        line, column = place(self.text, at)
+        line, column = self._place(at)
         if first == "{":
             return self._object(Node("mapping", line, column), at, depth)
         if first == "[":
@@ -237,12 +257,15 @@ class _JsonReader:
             text, at = self._string(at)
             return Node("scalar", line, column, text), at
         if number := _JSON_NUMBER.match(self.text, at):
+            node = Node("scalar", line, column)
             try:
                 whole = number[2] is None and number[3] is None
-                value = _whole(number[0]) if whole else _real(number[0])
+                node.value = _whole(number[0]) if whole else _real(number[0])
             except ValueError as error:
-                raise self._bad(at, str(error)) from None
-            return Node("scalar", line, column, value), number.end()
+                bad, node.broken = self._bad(at, str(error)), True
+                bad.node = node
+                self.complaints.append(bad)
+            return node, number.end()
         word = _JSON_WORD.match(self.text, at)
         if word is None:
             found = json.dumps(first) if first else "the end of the text"
@@ -275,11 +298,13 @@ class _JsonReader:
             at = self._space(at)
             if self.text[at : at + 1] != '"':
                 raise self._bad(at, "this is not valid JSON: a key in double quotes is needed")
-            line, column = place(self.text, at)
+            line, column = self._place(at)
             key, at = self._string(at)
             at = self._space(at)
             if self.text[at : at + 1] != ":":
-                raise self._bad(at, f'this is not valid JSON: ":" is needed after the key {key}')
+                raise self._bad(
+                    at, f'this is not valid JSON: ":" is needed after the key {key[:60]}'
+                )
             value, at = self._value(self._space(at + 1), depth + 1)
             node.pairs.append((Node("scalar", line, column, key, key), value))
             closed, at = self._next(at, "}")

@@ -101,6 +101,7 @@ def build(draft: Draft, reward: Reward, grader: str | None, total: int) -> Resol
         description=draft["description"],
         config_name=draft["configName"],
         submission_id=draft["submissionId"],
+        flat=draft.found.flat,
     )  # fmt: skip
 
 

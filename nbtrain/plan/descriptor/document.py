@@ -11,7 +11,7 @@ from nbtrain.errors import Problem, Where
 from nbtrain.plan.descriptor.field import short
 from nbtrain.plan.descriptor.misnamed import counterpart, instead, is_option, nearest, snake
 from nbtrain.plan.descriptor.table import FIELDS, METHODS, Field, fields_of
-from nbtrain.plan.fields import describe, plain
+from nbtrain.plan.fields import describe, plain, spelt
 from nbtrain.plan.source import BROKEN, SourcedMapping
 from nbtrain.plan.statements import (
     DESCRIPTOR_GROUPS,
@@ -31,6 +31,7 @@ FLAT: dict[str, Field] = {
     f.setting: f for f in fields_of("sft") if f.setting is not None
 } | {"workload": FIELDS["workload"], "base_model_slug": FIELDS["baseModel"]}  # fmt: skip
 """The flat form's keys that stand for a field."""
+_MANY = 100
 _BESIDE = ("parent_checkpoint_id", "display_name", "load_weights_only")
 
 
@@ -40,13 +41,20 @@ class Document(Statements):
 
     ``flat`` is true for the flat form, whose refusals use its own names. ``groups`` are the
     groups that are there, with their places; ``bad`` has names as refusals use them.
+
+    ``unsure`` is true where the method cannot be told: ``method`` is then the likeliest, and
+    nothing is refused for it. ``assumed`` is true where only ``rlHyperparams`` tells it.
     """
 
     flat: bool = False
     method: str = "sft"
+    unsure: bool = False
+    assumed: bool = False
     groups: dict[str, Where | None] = field(default_factory=dict)
     parent: list[Statement] = field(default_factory=list)
     load_weights_only: Statement | None = None
+    further: Statement | None = None
+    """``num_steps`` of the flat form, which has none; its place is the key's."""
 
     def called(self, one: Field) -> str:
         """What refusals of this document call a field."""
@@ -65,7 +73,7 @@ def read_descriptor(document: Mapping[str, Any], beside: Mapping[str, Any]) -> D
     found = Document()
     if isinstance(document, SourcedMapping):
         found.problems.extend(document.problems)
-    found.method = _method(document, beside)
+    _tell_method(found, document, beside)
     _walk(found, document, "")
     _check_kind(found, document)
     _take_beside(found, beside)
@@ -89,20 +97,30 @@ def read_flat(options: Mapping[str, Any], beside: Mapping[str, Any]) -> Document
             found.display_name = Statement(value, where)
         elif key == "load_weights_only":
             found.load_weights_only = Statement(value, where)
+        elif key == "num_steps":
+            found.further = Statement(value, _key(options, key))
         else:
             found.refuse(_unknown_flat(options, key))
     _take_beside(found, beside)
     return found
 
 
-def _method(document: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
+def _tell_method(found: Document, document: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
     """The method as far as it can be told, to know which names are meant."""
     config = document.get("config")
     config = config if isinstance(config, Mapping) else {}
-    stated = config.get("method") or beside.get("algorithm")
-    if stated in METHODS:
-        return str(stated)
-    return "grpo" if "rlHyperparams" in config else "sft"
+    body, line = config.get("method"), beside.get("algorithm")
+    stated = line if body is None else body
+    rl = "rlHyperparams" in config and not ("hyperparams" in config or "smoke" in document)
+    found.method = "grpo" if rl else "sft"
+    if stated is None:
+        found.assumed = rl
+    elif isinstance(stated, str) and stated in METHODS:
+        found.method = stated
+    else:
+        found.unsure = True
+        near = difflib.get_close_matches(spelt(stated).lower(), METHODS, n=1)
+        found.method = near[0] if near else found.method
 
 
 def _spelt(key: str, value: Any) -> Any:
@@ -119,24 +137,28 @@ def _key(mapping: Mapping[str, Any], key: str) -> Where | None:
     return mapping.where_key(key) if isinstance(mapping, SourcedMapping) else None
 
 
-def _walk(found: Document, mapping: Mapping[str, Any], group: str) -> None:
+def _walk(
+    found: Document, mapping: Mapping[str, Any], group: str, around: Where | None = None
+) -> None:
+    """Take what stands in a group; ``around`` is the place of a mapping without places."""
     prefix = f"{group}." if group else ""
     for key, value in mapping.items():
-        path = f"{prefix}{key}"
+        path, key_at = f"{prefix}{spelt(key)}", _key(mapping, key) or around
+        value_at = _where(mapping, key) or around
         inner = [p for p in (*FIELDS, SETTINGS) if p.startswith(f"{path}.")]
         if path not in FIELDS and path not in (REWARD, SETTINGS) and not inner:
-            found.refuse(_unknown(found, mapping, str(key), group))
+            found.refuse(_unknown(found, spelt(key), group, key_at))
         elif value is BROKEN:
             found.bad |= {short(path), *(short(p) for p in inner)}
         elif inner:
-            found.groups[path] = _key(mapping, key)
+            found.groups[path] = key_at
             if isinstance(value, Mapping):
-                _walk(found, value, path)
+                _walk(found, value, path, value_at)
             else:
                 found.bad |= {short(p) for p in inner}
-                found.refuse(_no_mapping(path, value, _where(mapping, key)))
+                found.refuse(_no_mapping(path, value, value_at))
         else:
-            found.options[path] = Statement(value, _where(mapping, key))
+            found.options[path] = Statement(value, value_at)
 
 
 def _no_mapping(path: str, value: object, where: Where | None) -> Problem:
@@ -146,10 +168,12 @@ def _no_mapping(path: str, value: object, where: Where | None) -> Problem:
     return Problem(name, message, plain(value), "a mapping", where, hint)
 
 
-def _unknown(found: Document, mapping: Mapping[str, Any], key: str, group: str) -> Problem:
-    where, path = _key(mapping, key), f"{group}.{key}" if group else key
+def _unknown(found: Document, key: str, group: str, where: Where | None) -> Problem:
+    path, told = f"{group}.{key}" if group else key, instead(key)
     message = f"there is no field {path}"
-    near = nearest(key, group, found.method)
+    # of a text that is no descriptor at all, the first keys tell enough
+    many = len(found.problems) > _MANY
+    near = None if told or many else nearest(key, group, found.method)
     if not group and is_option(key):
         message = (
             f"{key} is an option, and a document with kind is a descriptor: it is one or the "
@@ -159,21 +183,39 @@ def _unknown(found: Document, mapping: Mapping[str, Any], key: str, group: str) 
         near = known.path if known else None
     if near is not None:
         found.bad.add(short(near))  # so that nobody also calls it missing
-    hint = instead(key) or (f"Did you mean {near}?" if near else None)
-    return Problem(path, message, plain(key), where=where, hint=hint)
+    hint = told or (f"Did you mean {near}?" if near else _members(group, found.method))
+    return Problem(path, message, key, where=where, hint=hint)
+
+
+def _members(group: str, method: str) -> str:
+    """What a group may hold."""
+    prefix = f"{group}." if group else ""
+    paths = [path for path, one in FIELDS.items() if method in one.methods]
+    if not any(path.startswith(prefix) for path in paths):
+        paths = list(FIELDS)
+    keys = [path[len(prefix) :].split(".")[0] for path in paths if path.startswith(prefix)]
+    *most, last = dict.fromkeys(keys)
+    listed = f"{', '.join(most)} and {last}" if most else last
+    return f"{short(group) or 'A descriptor'} takes {listed}"
 
 
 def _unknown_flat(options: Mapping[str, Any], key: str) -> Problem:
     where = _key(options, key)
     if key in DESCRIPTOR_GROUPS:
         return mixed(key, where)
-    names = [*FLAT, *_BESIDE]
-    close = difflib.get_close_matches(snake(str(key)), names, n=1, cutoff=0.7)
-    known = counterpart(snake(str(key)), "sft") if not close else None
-    near = close[0] if close else (known.setting if known else None)
-    message = f"there is no option {key} with algorithm sft"
-    return Problem(str(key), message, plain(key), where=where,
-                   hint=f"Did you mean {near}?" if near else None)  # fmt: skip
+    shown = spelt(key)
+    message = f"there is no option {shown} with algorithm sft"
+    near = nearest_flat(shown)
+    hint = "%train options --method sft lists every option"
+    hint = instead(shown, flat=True) or (f"Did you mean {near}?" if near else hint)
+    return Problem(shown, message, shown, where=where, hint=hint)
+
+
+def nearest_flat(key: str) -> str | None:
+    """The option of a supervised run that an unknown one most likely means."""
+    close = difflib.get_close_matches(snake(key), [*FLAT, *_BESIDE], n=1, cutoff=0.7)
+    known = counterpart(snake(key), "sft") if not close else None
+    return close[0] if close else (known.setting if known else None)
 
 
 def _check_kind(found: Document, document: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from nbtrain.errors import Problem, Where
 from nbtrain.plan.descriptor.document import Document
 from nbtrain.plan.descriptor.table import Field, named
-from nbtrain.plan.fields import check, plain, show
+from nbtrain.plan.fields import as_python, check, plain, show
 from nbtrain.plan.registry import (
     AdapterInfo,
     BaseModelInfo,
@@ -47,6 +47,8 @@ class Draft:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    zeros: list[str] = field(default_factory=list)
+    """Fields stated as 0 that have another value: 0 asked for the default."""
 
     @property
     def supervised(self) -> bool:
@@ -89,7 +91,9 @@ class Draft:
 
     def said(self, name: str) -> str:
         """``lora.rank 8``, with its origin where it is not stated."""
-        origin = self.origins[name]
+        origin: str = self.origins[name]
+        if name in self.zeros:
+            origin += ", which the stated 0 takes"
         told = f"{self.called(name)} {show(self.values[name])}"
         return told if origin == "stated" else f"{told} ({origin})"
 
@@ -143,10 +147,26 @@ def fill(found: Document, refs: Found, before: Mapping[str, tuple[Any, Origin]])
         draft.origins[one.name] = "computed"
     if "config.method" not in found.options and "config.method" in before:
         draft.origins["method"] = "inherited"
+    _tell_zeros(draft)
     # the usual value of a computed length is its documented default
     if draft["maxSeqLength"] == 2048 and draft.origins["maxSeqLength"] == "computed":
         draft.origins["maxSeqLength"] = "default"
     return draft
+
+
+def _tell_zeros(draft: Draft) -> None:
+    """What a stated 0 became, and how to state none where that is a value."""
+    draft.zeros = [name for name in draft.zeros if draft[name] != 0]
+    for name in draft.zeros:
+        option, whose = draft.fields[name].option, "default"
+        if draft.origins[name] == "inherited":
+            whose = "value of the run that it goes on from"
+        note = f"0 takes the {whose}"
+        if draft[name] is not None:
+            note += f", {show(draft[name])}"
+        if option.type == "number" and option.min == 0 and not option.above_min:
+            note += "; state 1e-12 for none"
+        draft.notes[name] = note
 
 
 def _looked_up(draft: Draft, one: Field, before: Mapping[str, tuple[Any, Origin]]) -> None:
@@ -165,12 +185,10 @@ def _stated(draft: Draft, one: Field, model: BaseModelInfo | None) -> Any:
     name = draft.called(one.name)
     if statement is None or name in draft.found.bad:
         return None
-    value, option = statement.value, replace(one.option, name=name)
+    value, option = as_python(statement.value), replace(one.option, name=name)
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    numeric = one.option.type in ("integer", "number") and not one.keeps_zero
-    if numeric and number and value == 0:
-        default = show(one.option.default) if one.option.default else None
-        draft.notes[one.name] = "0 takes the default" + (f", {default}" if default else "")
+    if one.option.zero_default and number and value == 0:
+        draft.zeros.append(one.name)
         return None
     typed, problem = check(option, value, model=model, where=statement.where)
     if problem is not None:

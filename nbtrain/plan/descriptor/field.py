@@ -79,6 +79,7 @@ def make(
     """A field with its option; ``more`` are further fields of the option."""
     option = Option(
         short(path), kind, text, group, default,
+        zero_default=kind in ("integer", "number") and not keeps_zero,
         hashed="always" if part == "config" else "never",
         inherited=part in ("config", "execution"), **more,
     )  # fmt: skip

@@ -11,9 +11,9 @@ from nbtrain.plan.fields import show
 
 def hints(draft: Draft, reward: Reward, total: int) -> Iterator[str]:
     """Sentences, the most general first; ``total`` is the step at which the run ends."""
-    for name, note in draft.notes.items():
-        if note.startswith("0 takes the default, "):
-            yield f"{draft.called(name)} {note}"
+    for name in draft.zeros:
+        if draft[name] is not None:
+            yield f"{draft.called(name)} {draft.notes[name]}"
     if draft["execution.saveEvery"] is None and not draft.smoke:
         name = draft.called("execution.saveEvery")
         yield f"{name} is off: an interrupted run has nothing to restart from"
@@ -25,6 +25,7 @@ def hints(draft: Draft, reward: Reward, total: int) -> Iterator[str]:
 
 def _supervised(draft: Draft, total: int) -> Iterator[str]:
     dataset, validation = draft.refs.dataset, draft.refs.validation
+    epochs, most = "training.epochs", "training.maxSteps"
     if draft.smoke and dataset is not None and draft["smoke.sliceSize"] > dataset.rows:
         rows = f"the {show(dataset.rows)} rows of the dataset"
         yield f"smoke.sliceSize {show(draft['smoke.sliceSize'])} is more than {rows}: all are taken"
@@ -34,6 +35,12 @@ def _supervised(draft: Draft, total: int) -> Iterator[str]:
         yield (
             f"{draft.called(calls)} changes nothing with {draft.called(turns)} last: a message "
             "with calls is never the last one; state all to train on them"
+        )
+    if not draft.smoke and draft[most] > total:
+        each = -(-total // draft[epochs])
+        yield (
+            f"{draft.said(most)} is not reached: {draft.said(epochs)} end the run at step "
+            f"{show(total)}; state {draft.called(epochs)}: {-(-draft[most] // each)} to reach it"
         )
     if draft["data.packing"]:
         yield f"{draft.called('data.packing')} puts several rows into one sequence: a step has more"

@@ -54,7 +54,13 @@ _INSTEAD = {
     "steps": "kind: pipeline is not built yet; updates are capped by maxSteps",
     "logging_steps": "Every update is recorded",
     "tasks": "A descriptor trains on a dataset: config.dataset",
+    **dict.fromkeys(
+        ("annotation", "annotations", "tag", "tags", "note", "notes", "comment", "comments",
+         "metadata", "label", "labels"),
+        "What a run is about goes into description, what its results are called into configName",
+    ),
 }  # fmt: skip
+_FLAT = ("chat_template", "format", "logging_steps")  # what holds in the flat form too
 
 
 def snake(key: str) -> str:
@@ -63,9 +69,9 @@ def snake(key: str) -> str:
     return spaced.replace("-", "_").strip("_")
 
 
-def instead(key: str) -> str | None:
-    """Why there is no such field, where that can be said."""
-    return _INSTEAD.get(snake(key))
+def instead(key: str, *, flat: bool = False) -> str | None:
+    """Why there is no such field, or option with ``flat``, where that can be said."""
+    return _INSTEAD.get(snake(key)) if not flat or snake(key) in _FLAT else None
 
 
 def nearest(key: str, group: str, method: str) -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbtrain.errors import Problem
+from nbtrain.plan.descriptor.document import Document
 from nbtrain.plan.descriptor.draft import Draft
-from nbtrain.plan.fields import check, show
+from nbtrain.plan.fields import check, plain, show
 from nbtrain.plan.options import OPTIONS
+from nbtrain.plan.registry import CheckpointInfo
 
 _PARENT = "parent_checkpoint_id"
 # an adapter is loaded as it was saved; these decide its shape and scale
@@ -24,6 +26,25 @@ def start_step(draft: Draft) -> int:
     """The restored global step; 0 for a fresh run or weights alone."""
     parent = draft.refs.parent
     return 0 if parent is None or draft.load_weights_only else parent.step_index
+
+
+def further(name: str, steps: int, before: int) -> str:
+    """What ``name``, which counts from a run's beginning, is for ``steps`` more."""
+    return f"{name}: {before + steps} is {show(steps)} more than this checkpoint's {show(before)}"
+
+
+def no_further_steps(found: Document, parent: CheckpointInfo | None) -> Problem | None:
+    """The refusal of ``num_steps`` in the flat form, which says what counts as it would."""
+    if found.further is None:
+        return None
+    value, where, hint = found.further.value, found.further.where, "Did you mean max_steps?"
+    only = found.load_weights_only
+    if parent is not None and not (only is not None and only.value is True):
+        steps = value if type(value) is int and 0 < value < 1_000_000 else 10
+        told = further("max_steps", steps, parent.step_index)
+        hint += f" It counts from the run's beginning: {told}"
+    message = "there is no option num_steps with algorithm sft"
+    return Problem("num_steps", message, plain(value), where=where, hint=hint)
 
 
 def refusals(draft: Draft, total: int) -> Iterator[Problem]:
@@ -73,7 +94,10 @@ def refusals(draft: Draft, total: int) -> Iterator[Problem]:
             f"{draft.said(name)}: the run ends at step {show(total)}, and checkpoint {short} is at "
             f"step {show(parent.step_index)}: no update remains"
         )
-        hint = "epochs and maxSteps count from the beginning of the run that was saved"
+        hint = (
+            f"{' and '.join(draft.called(each) for each in longer)} count from the beginning of "
+            f"the run that was saved: {further(draft.called(longer[1]), 10, parent.step_index)}"
+        )
         yield draft.problem(name, message, hint=hint)
 
 

@@ -11,7 +11,7 @@ from nbtrain.plan.descriptor.document import Document
 from nbtrain.plan.descriptor.draft import Found
 from nbtrain.plan.descriptor.table import FIELDS
 from nbtrain.plan.graders import parse_grader
-from nbtrain.plan.references import find, look
+from nbtrain.plan.references import any_model, find, look
 from nbtrain.plan.registry import CheckpointInfo, DatasetInfo, Registry
 from nbtrain.plan.resolved import Origin
 from nbtrain.plan.statements import Statement
@@ -28,6 +28,8 @@ def look_up(found: Document, registry: Registry) -> Found:
     refs = Found(registry.machine(), parent=parent)
     if parent is not None:
         _take_method(found, parent)
+    elif _PARENT in found.bad and "config.method" not in found.options:
+        found.unsure = True
     resolved = parent.resolved if parent is not None and _fits(found, parent) else {}
     refs.workload = _named(found, "workload", registry.workload, "workload_id")
     if parent is not None and refs.workload is None and resolved and not _said(found, "workload"):
@@ -87,8 +89,13 @@ def _base_model(found: Document, registry: Registry, refs: Found) -> None:
 
 def _missing(found: Document, registry: Registry, refs: Found) -> Iterator[Problem]:
     bad = found.bad
+    if found.unsure and refs.parent is not None:  # it may say what is missing
+        return
     if refs.workload is None and not bad & {"workload", _PARENT}:
-        hint = "State the workload that the run belongs to, by name or id"
+        hint = (
+            "State the workload that the run belongs to, by name or id, or make one: "
+            'client.workloads.create("NAME")'
+        )
         yield Problem("workload", "workload is missing", hint=hint)
     dataset = _called(found, "config.dataset")
     if refs.dataset is None and not bad & {dataset, _PARENT}:
@@ -97,21 +104,23 @@ def _missing(found: Document, registry: Registry, refs: Found) -> Iterator[Probl
     base = _called(found, "baseModel")
     elsewhere = {base, "workload", _PARENT, "warmStartModelId"}
     if refs.base_model is None and refs.workload is not None and not bad & elsewhere:
-        allowed = " or ".join(sorted(model.slug for model in registry.base_models())) or None
         message = f"{base} is missing: the workload names no base model"
-        yield Problem(base, message, allowed=allowed)
+        yield Problem(base, message, allowed=any_model(registry))
 
 
 def _take_method(found: Document, parent: CheckpointInfo) -> None:
     """An unstated method is the parent's."""
     if "config.method" not in found.options and "method" not in found.bad:
         found.method = str(parent.resolved["settings"]["algorithm"]["value"])
+        found.assumed = False
 
 
 def _fits(found: Document, parent: CheckpointInfo) -> bool:
     """Whether a descriptor can go on from this checkpoint: one of the same kind of run."""
     before = str(parent.resolved["settings"]["algorithm"]["value"])
     options = parent.resolved.get("door", "options") == "options"
+    if found.unsure:
+        return not options
     if not options and (before == "sft") == (found.method == "sft"):
         return True
     if _PARENT not in found.bad:
@@ -172,6 +181,8 @@ def _facts(found: Document, path: str, dataset: DatasetInfo) -> Iterator[Problem
     where, title = found.where(path), _title(dataset)
     if dataset.rows < 1:
         yield Problem(name, f"{name}: {title} has no rows", 0, "at least 1", where)
+    if found.unsure:
+        return
     images = "reinforcement runs cannot train on images" if rl else (
         "images are not built yet: text only"
     )  # fmt: skip

@@ -11,6 +11,7 @@ from nbtrain.plan.descriptor.document import REWARD, Document, read_descriptor, 
 from nbtrain.plan.descriptor.draft import fill
 from nbtrain.plan.descriptor.machine import refusals as machine_refusals
 from nbtrain.plan.descriptor.machine import take_profile
+from nbtrain.plan.descriptor.parent import no_further_steps
 from nbtrain.plan.descriptor.parent import refusals as parent_refusals
 from nbtrain.plan.descriptor.references import (
     dataset_problems,
@@ -69,10 +70,15 @@ def resolve_flat(
 
 def _resolve(found: Document, registry: Registry) -> ResolvedPlan:
     kind = found.options.get("kind")
-    if kind is not None and kind.value == "pipeline":  # nothing else of it would make sense
+    if (
+        kind is not None and isinstance(kind.value, str) and kind.value == "pipeline"
+    ):  # nothing else of it would make sense
         problem = check(FIELDS["kind"].option, kind.value, where=kind.where)[1]
         raise PlanRefused([problem] if problem is not None else [])
     refs = look_up(found, registry)
+    counted = no_further_steps(found, refs.parent)
+    if counted is not None:
+        found.refuse(counted)
     draft = fill(found, refs, values_before(refs, found))
     take_shape(draft)
     take_profile(draft)

@@ -10,20 +10,30 @@ from nbtrain.plan.descriptor.draft import Draft
 from nbtrain.plan.descriptor.field import short
 from nbtrain.plan.descriptor.sizing import SEQUENCES, qualified_tokens
 from nbtrain.plan.descriptor.table import FIELDS, Field
-from nbtrain.plan.fields import check, show
+from nbtrain.plan.fields import check, describe, plain, show
 
 _OF_METHOD = {"config.hyperparams": ("sft",), "config.rlHyperparams": ("grpo", "gspo")}
+_STATE = "State method: grpo"
 _ONLY_DEFAULTS = ("config.data", "config.loss")
 
 
 def method_refusals(found: Document) -> Iterator[Problem]:
     """Groups and fields that belong to the other kind of run."""
+    if found.unsure:
+        return
+    if found.assumed:
+        message = "rlHyperparams is for grpo and gspo, this run is sft, the default method"
+        where = found.groups["config.rlHyperparams"]
+        yield Problem("rlHyperparams", message, where=where, hint=_STATE)
+        return
+    unstated = "config.method" not in found.options
     for group, methods in _OF_METHOD.items():
         if group in found.groups and found.method not in methods:
             name = short(group)
             other = "rlHyperparams" if name == "hyperparams" else "hyperparams"
             message = f"{name} is for {' and '.join(methods)}, this run is {found.method}"
-            yield Problem(name, message, where=found.groups[group], hint=f"State {other}")
+            hint = _STATE if name != "hyperparams" and unstated else f"State {other}"
+            yield Problem(name, message, where=found.groups[group], hint=hint)
     if found.method == "sft":
         yield from _not_supervised(found)
         return
@@ -41,7 +51,8 @@ def _not_supervised(found: Document) -> Iterator[Problem]:
         if statement is not None and statement.value is not None:
             name = short(path)
             message = f"{name} is for grpo and gspo, this run is sft"
-            yield Problem(name, message, where=statement.where)
+            hint = _STATE if "config.method" not in found.options else None
+            yield Problem(name, message, where=statement.where, hint=hint)
 
 
 def _more_than_defaults(found: Document, group: str) -> Iterator[Problem]:
@@ -55,13 +66,15 @@ def _more_than_defaults(found: Document, group: str) -> Iterator[Problem]:
             value, problem = check(one.option, statement.value, where=statement.where)
         if problem is not None:
             yield problem
-        elif value != one.option.default:
+        elif value is not None if one.looked_up else value != one.option.default:
+            said = describe(value) if one.looked_up else show(value)
             message = (
-                f"{one.name} {show(value)} is for sft, this run is {found.method}, which takes its "
+                f"{one.name} {said} is for sft, this run is {found.method}, which takes its "
                 "loss from the reward and reads its dataset as prompts"
             )
             allowed = show(one.option.default)
-            yield Problem(one.name, message, value, allowed, statement.where, "Leave it out")
+            where = statement.where
+            yield Problem(one.name, message, plain(value), allowed, where, "Leave it out")
 
 
 def refusals(draft: Draft) -> Iterator[Problem]:
@@ -127,10 +140,13 @@ def _sizes(draft: Draft) -> Iterator[Problem]:
             f"sequences cannot be shared by {draft[gpus]} devices"
         )
         fit = max(n for n in range(1, draft[gpus] + 1) if draft[passes] % n == 0)
-        hint = (
-            f"State {draft.called(gpus)}: {fit}, or {draft.called(passes)}: "
-            f"{-(-draft[passes] // draft[gpus]) * draft[gpus]}"
-        )
+        whole = -(-draft[passes] // draft[gpus]) * draft[gpus]
+        hint = f"State {draft.called(gpus)}: {fit}, or {draft.called(passes)}: {whole}"
+        if draft.origins[micro] == "computed" and SEQUENCES % whole:
+            hint += (
+                f" with {draft.called(micro)}: {draft[micro]}, for updates of "
+                f"{draft[micro] * whole} sequences"
+            )
         yield draft.problem(gpus, message, None, hint, also=(passes,))
     if model is not None and draft.fine(length) and draft[micro] > 1:
         tokens, most = draft[micro] * draft[length], qualified_tokens(model)
@@ -140,7 +156,7 @@ def _sizes(draft: Draft) -> Iterator[Problem]:
                 f"the {show(most)} that {model.slug} is qualified at in one pass"
             )
             fit = max(1, most // draft[length])
-            hint = "Sequences beyond it go into more passes: state gradientAccumulation"
+            hint = f"Sequences beyond it go into more passes: state {draft.called(passes)}"
             yield draft.problem(micro, message, f"1 to {fit}", hint, also=(passes, length))
 
 

@@ -36,8 +36,8 @@ def _reference(path: str, text: str, part: Any = "reference", **more: Any) -> Fi
 
 
 _TOP = (
-    make("kind", "text", "Tells a run from other documents.", "document", "run",
-         part="reference", choices=("run",), later_choices=("pipeline",)),
+    make("kind", "text", "Tells a run from other documents.", "document",
+         part="reference", choices=("run",), later_choices=("pipeline",), hint="Write kind: run"),
     _reference("workload", "The workload that the run belongs to."),
     _reference("baseModel", "The base model; by default the workload's."),
     make("grader", "text", "Grader of the run's evaluations; by default the workload's.",

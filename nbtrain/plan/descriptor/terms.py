@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nbtrain.errors import Problem, Refused, Where
+from nbtrain.errors import NotFound, Problem, Refused, Where
 from nbtrain.plan.defaults import pattern
 from nbtrain.plan.descriptor.document import REWARD, Document
 from nbtrain.plan.descriptor.misnamed import snake
-from nbtrain.plan.fields import Option, check, describe, plain
+from nbtrain.plan.fields import Option, brief, check, describe, plain, spelt
 from nbtrain.plan.graders import DEFAULT_FUNCTION, DEFAULT_GRADER, GraderSpec, parse_grader
 from nbtrain.plan.references import look
 from nbtrain.plan.registry import BundleInfo, DatasetInfo, Registry
@@ -86,35 +86,50 @@ class _Reader:
 
     def term(self, value: object, name: str, where: Where | None) -> dict[str, Any] | None:
         """A term with its parameters as the document spells them, or ``None``."""
+        if value is BROKEN:
+            self.found.bad.add(name)
+            return None
         if not isinstance(value, Mapping):
             self.refuse(name, f"needs a mapping, found {describe(value)}", value, "a mapping",
                         where, "Write {kind: exact, column: answer}")  # fmt: skip
             return None
         kind, kinds = value.get("kind"), " or ".join((*TERMS, *LATER))
         at = _at(value, "kind") or where
-        if kind in LATER:
+        if isinstance(kind, str) and kind in LATER:
             self.refuse(f"{name}.kind", f"{kind} is not built yet", kind, where=at)
             return None
         if not isinstance(kind, str) or kind not in TERMS:
             if kind is not BROKEN:
                 what = "is missing" if "kind" not in value else f"has no choice {describe(kind)}"
-                near = difflib.get_close_matches(str(kind).lower(), TERMS, n=1)
+                near = difflib.get_close_matches(spelt(kind).lower(), TERMS, n=1)
                 hint = f"Did you mean {near[0]}?" if near else None
                 self.refuse(f"{name}.kind", what, kind, kinds, at, hint)
             return None
         options = (WEIGHT, *TERMS[kind], NAME)
-        self.unknown(value, name, kind, options)
-        read = {option.name: self.parameter(value, option, name, where) for option in options}
+        self.unknown(value, name, kind, options, where)
+        read: dict[str, Any] = {}
+        for option in options:
+            read[option.name] = self.parameter(value, option, name, where, read)
         if self.found.bad & {f"{name}.{option.name}" for option in options}:
             return None
         return {"kind": kind} | read
 
     def parameter(
-        self, term: Mapping[str, Any], option: Option, name: str, where: Where | None
+        self,
+        term: Mapping[str, Any],
+        option: Option,
+        name: str,
+        where: Where | None,
+        before: Mapping[str, Any],
     ) -> Any:
-        called = f"{name}.{option.name}"
-        spelt = option.name if option.name in term else snake(option.name)
-        value, at = term.get(spelt), _at(term, spelt) or where
+        """The value of a parameter; ``before`` are those that the table has before it."""
+        called, other = f"{name}.{option.name}", snake(option.name)
+        if other != option.name and option.name in term and other in term:
+            message = f"is stated twice, as {option.name} and as {other}"
+            self.refuse(called, message, where=_key(term, other) or where, hint="State it once")
+            return None
+        key = option.name if option.name in term else other
+        value, at = term.get(key), _at(term, key) or where
         if value is BROKEN:
             self.found.bad.add(called)
             return None
@@ -122,7 +137,10 @@ class _Reader:
             return option.default
         if value is None:
             if called not in self.found.bad:
-                self.refuse(called, "is missing", where=where, hint=option.help)
+                bundle: BundleInfo | None = before.get("bundle")
+                allowed = bundle.modules if bundle is not None and option.name == "module" else ()
+                text = " or ".join(allowed) or None
+                self.refuse(called, "is missing", None, text, where, option.help)
             return None
         if option.name == "bundle":
             return self.bundle(called, Statement(value, at))
@@ -134,16 +152,23 @@ class _Reader:
         return typed
 
     def unknown(
-        self, term: Mapping[str, Any], name: str, kind: str, options: tuple[Option, ...]
+        self,
+        term: Mapping[str, Any],
+        name: str,
+        kind: str,
+        options: tuple[Option, ...],
+        around: Where | None,
     ) -> None:
         names = ["kind", *(option.name for option in options)]
         for key in term:
             if key not in (*names, *map(snake, names)):
-                where = term.where_key(key) if isinstance(term, SourcedMapping) else None
-                near = difflib.get_close_matches(str(key), names, n=1)
-                message = f"there is no parameter {name}.{key} of kind {kind}"
+                where, shown = _key(term, key) or around, spelt(key)
+                near = difflib.get_close_matches(shown, names, n=1)
+                message = f"there is no parameter {name}.{shown} of kind {kind}"
                 hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(names[1:])}"
-                self.found.refuse(Problem(f"{name}.{key}", message, key, where=where, hint=hint))
+                self.found.refuse(
+                    Problem(f"{name}.{shown}", message, shown, where=where, hint=hint)
+                )
                 if near:
                     self.found.bad.add(f"{name}.{near[0]}")
 
@@ -159,19 +184,43 @@ class _Reader:
         found: BundleInfo | None = look(self.found, called, self.registry.bundle, statement)
         return found
 
-    def finish(self, term: dict[str, Any], name: str, where: Where | None) -> dict[str, Any]:
-        """The term with a bundle's module checked and its id in the bundle's place."""
+    def finish(
+        self, term: dict[str, Any], name: str, where: Where | None, function: str
+    ) -> dict[str, Any]:
+        """The term with a bundle's module and function checked and its id in the bundle's place.
+
+        ``name`` is what refusals call the module, ``function`` what they call the function.
+        """
         bundle: BundleInfo | None = term.get("bundle")
         if bundle is None:
             return term
         if term["module"] not in bundle.modules:
             near = difflib.get_close_matches(term["module"], bundle.modules, n=1)
             hint = f"Did you mean {near[0]}?" if near else None
-            whose = bundle.name or bundle.bundle_id[:12]
-            message = f"{term['module']} is no module of bundle {whose}"
+            message = f"{brief(term['module'])} is no module of bundle {_whose(bundle)}"
             allowed = " or ".join(bundle.modules) or None
             self.refuse(name, message, term["module"], allowed, where, hint)
+        else:
+            self.scores(bundle, term, function, where)
         return term | {"bundle": bundle.bundle_id}
+
+    def scores(
+        self, bundle: BundleInfo, term: Mapping[str, Any], name: str, where: Where | None
+    ) -> None:
+        """Refuse a function that is not there, or that no reward is called like."""
+        try:
+            lacking = bundle.lacking(term["module"], term["function"])
+        except NotFound as error:
+            self.refuse(name, f"cannot be read: {error}", term["function"], None, where)
+            return
+        if lacking is not None:
+            clause, allowed = lacking
+            message = f"{brief(term['function'])}: bundle {_whose(bundle)} {clause}"
+            self.refuse(name, message, term["function"], allowed, where)
+
+
+def _whose(bundle: BundleInfo) -> str:
+    return bundle.name or bundle.bundle_id[:12]
 
 
 def read_reward(
@@ -214,15 +263,17 @@ def _terms(reader: _Reader, stated: Statement) -> list[dict[str, Any]]:
         return []
     for key in reward:
         if key != "terms":
-            where = reward.where_key(key) if isinstance(reward, SourcedMapping) else None
-            message = f"there is no field config.reward.{key}"
+            where, shown = _key(reward, key) or stated.where, spelt(key)
+            message = f"there is no field config.reward.{shown}"
             hint = "Did you mean terms?"
-            reader.found.refuse(Problem(f"config.reward.{key}", message, key, None, where, hint))
+            reader.found.refuse(
+                Problem(f"config.reward.{shown}", message, shown, None, where, hint)
+            )
     terms, where = reward.get("terms"), _at(reward, "terms") or stated.where
-    if terms is BROKEN or (terms is None and len(reward)):
+    if terms is BROKEN or ("terms" not in reward and len(reward)):
         return []
-    if isinstance(terms, str | Mapping) or not isinstance(terms, list | tuple) or not terms:
-        what = "an empty list" if terms == [] else describe(terms)
+    if not isinstance(terms, list | tuple) or not terms:
+        what = "an empty list" if isinstance(terms, list | tuple) else describe(terms)
         reader.refuse("reward.terms", f"needs a list of terms, found {what}", terms, None, where)
         return []
     read = []
@@ -231,8 +282,8 @@ def _terms(reader: _Reader, stated: Statement) -> list[dict[str, Any]]:
         name = f"reward.terms[{index}]"
         term = reader.term(value, name, at or where)
         if term is not None:
-            place = _at(value, "module") or at or where
-            read.append(reader.finish(term, f"{name}.module", place))
+            place = _at(value, "function") or _at(value, "module") or at or where
+            read.append(reader.finish(term, f"{name}.module", place, f"{name}.function"))
     if len(read) == len(terms) and all(term["weight"] == 0 for term in read):
         message = "has no weight other than 0: nothing could be learned"
         reader.refuse("reward.terms", message, where=where)
@@ -243,7 +294,13 @@ def _at(mapping: object, key: str) -> Where | None:
     return mapping.where_value(key) if isinstance(mapping, SourcedMapping) else None
 
 
+def _key(mapping: object, key: str) -> Where | None:
+    return mapping.where_key(key) if isinstance(mapping, SourcedMapping) else None
+
+
 def _of_grader(reader: _Reader, statement: Statement, name: str, whose: str) -> Reward:
+    if "grader" in reader.found.bad:  # refused as that already
+        return Reward()
     try:
         read = parse_grader(statement.value, name)
     except Refused:  # refused as a grader already
@@ -268,7 +325,7 @@ def _rule(
         return None
     term = {"kind": "rule", "weight": 1.0, "bundle": bundle, "module": read.module,
             "function": read.function}  # fmt: skip
-    return reader.finish(term, name, where)
+    return reader.finish(term, name, where, name)
 
 
 def _finished(terms: list[dict[str, Any]], origin: str) -> Reward:

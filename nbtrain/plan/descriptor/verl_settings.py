@@ -9,7 +9,7 @@ from typing import Any
 
 from nbtrain.errors import Problem, Where
 from nbtrain.plan.descriptor.document import SETTINGS, Document
-from nbtrain.plan.fields import Option, Type, check, describe, plain
+from nbtrain.plan.fields import Option, Type, check, describe, plain, spelt
 from nbtrain.plan.source import BROKEN, SourcedMapping
 
 __all__ = ["ENGINE_SETTINGS", "engine_refusals"]
@@ -82,7 +82,8 @@ def _settings(found: Document) -> Iterator[Problem]:
     for key, value in given.items():
         if value is not BROKEN:
             at = given.where_value(key) if isinstance(given, SourcedMapping) else statement.where
-            problem = _one(found, f"{name}.{key}", key, value, at)
+            shown = spelt(key)
+            problem = _one(found, f"{name}.{shown}", shown, value, at)
             if problem is not None:
                 yield problem
 
