@@ -312,7 +312,7 @@ def test_a_run_over_a_datasets_rows(home: Path) -> None:
             ),
             "passed",
         )
-        assert checks["reward_answers"]["measured"] == 4
+        assert checks["reward_answers"]["measured"] == 1.0
         assert checks["longest_prompt"]["refuse"] == 256 - 4
 
 
@@ -334,7 +334,7 @@ def test_everything_that_keeps_a_run_from_starting_is_told_at_once(
         told = [str(problem) for problem in caught.value.problems]
         (run,) = store.runs()
         failed = {check["name"] for check in run.checks if check["verdict"] == "refused"}
-        assert failed == {"longest_prompt", "reward_failures"}
+        assert failed == {"longest_prompt", "reward_answers", "reward_failures"}
         assert len(told) == 2
         assert "1 training prompts leave less than 8 tokens: lines 5 (" in told[0]
         assert caught.value.problems[0].where == Where(line=5, source="gaps")

@@ -138,7 +138,7 @@ def test_a_reinforcement_plan_that_would_train(
     checks, problems = command.found()
     told = told_in(capsys.readouterr().out)
     assert problems == []
-    assert checks["reward_answers"]["measured"] == 4
+    assert checks["reward_answers"]["measured"] == 1.0
     assert any("loading the model" in line for line in told)
     assert count(world) == 0
 

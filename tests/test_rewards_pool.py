@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -318,12 +318,58 @@ def test_a_trial_returns_every_problem_at_once(tmp_path: Path) -> None:
         "reward 'odd_numbers' returned nan for completion 2; a reward is a finite number or None",
         "reward 'no_answer_no_list' returned 0 values for 4 completions",
         "reward 'group_spins' did not answer within 1 s; its process was killed",
+        "0 of 4 completions of the trial were graded: reward 'nothing' returned None for "
+        "completion 1",
     ]
     assert [warning.splitlines()[0][:45] for warning in found.warnings] == [
-        "reward 'nothing' returned None for every comp",
         "reward 'some_raise' raised ValueError: no no ",
     ]
     assert light[0].reward == 1.0  # no worker imports what its rewards do not
+
+
+def by_turns(*odd: int) -> Callable[..., Any]:
+    def some(completion: str) -> float | None:
+        return None if int(completion) % 2 in odd else 1.0
+
+    return some
+
+
+@pytest.mark.parametrize(
+    ("items", "columns", "graded", "message"),
+    [
+        ([rewards.json_label_match()], {"answer": '{"a": 1}'}, 4, None),
+        (
+            [rewards.json_label_match()],
+            {"answer": "no labels"},
+            0,
+            "reward 'json-label-match' returned None for completion 1: the column 'answer' holds "
+            "no JSON object or list: 'no labels'",
+        ),
+        (
+            [rewards.exact("answer")],
+            {"answer": None},
+            0,
+            "reward 'exact' returned None for completion 1: the column 'answer' is null",
+        ),
+        ([by_turns(0)], {}, 2, None),
+        (
+            [by_turns(0), by_turns(1)],
+            {},
+            0,
+            "reward 'some' returned None for completion 1",
+        ),
+        ([(rewards.exact("answer"), 0), by_turns()], {"answer": None}, 4, None),
+    ],
+)
+def test_a_trial_without_any_grade_is_refused_with_the_first_reason(
+    items: list[Any], columns: dict[str, Any], graded: int, message: str | None, tmp_path: Path
+) -> None:
+    file = write(tmp_path, items)
+    with RewardPool(file, workers=1, timeout_seconds=20, log_path=tmp_path / "log") as pool:
+        found = trial(pool, GradeRequest("?", ["0", "1", "2", "3"], columns=columns))
+    assert found.graded == graded
+    told = f"0 of 4 completions of the trial were graded: {message}"
+    assert [problem.message for problem in found] == ([told] if message is not None else [])
 
 
 def test_a_full_queue_and_a_closed_pool_say_so(tmp_path: Path) -> None:

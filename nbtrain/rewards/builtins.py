@@ -32,6 +32,12 @@ class BuiltIn:
         """Kind and parameters, as plain JSON."""
         return {"kind": self.name, **asdict(self)}  # type: ignore[call-overload]
 
+    def why_ungraded(self, task: Mapping[str, Any]) -> str | None:
+        """A clause on why it gives no grade for ``task``; None where it cannot tell."""
+        column = getattr(self, "column", None)
+        null = column is not None and task.get(column) is None
+        return f"the column {column!r} is null" if null else None
+
 
 @dataclass(frozen=True, slots=True)
 class _Exact(BuiltIn):

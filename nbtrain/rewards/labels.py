@@ -56,6 +56,11 @@ class _JsonLabelMatch(BuiltIn):
             _say_once(f"{self.column!r}: {why_unscored(task[self.column])}")
         return None if match is None else match.score
 
+    def why_ungraded(self, task: Mapping[str, Any]) -> str | None:
+        """That the expected answer has no JSON to compare with."""
+        reason = why_unscored(task.get(self.column))
+        return None if reason is None else f"the column {self.column!r} {reason}"
+
 
 def json_label_match(column: str = "answer") -> _JsonLabelMatch:
     """The share of the fields of the JSON in the task's ``column`` that the completion matches.

@@ -17,9 +17,11 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from nbtrain.rewards.builtins import BuiltIn
 from nbtrain.rewards.contract import GradeRequest, Outcome, RewardTerm
 from nbtrain.rewards.forms import Form, faces
 
@@ -82,9 +84,21 @@ def _score(term: RewardTerm, request: GradeRequest, units: Sequence[Unit]) -> li
     calls = [_call_of_one(term, request, unit.sample or 0) for unit in units]
     answers = zip(_called(term, calls), units, strict=True)
     return [
-        [got if isinstance(got, Outcome) else judge(term.name, got.value, unit.sample)]
+        [
+            got
+            if isinstance(got, Outcome)
+            else _reasoned(term, request, judge(term.name, got.value, unit.sample))
+        ]
         for got, unit in answers
     ]
+
+
+def _reasoned(term: RewardTerm, request: GradeRequest, outcome: Outcome) -> Outcome:
+    """An outcome without a grade with the built-in reward's own reason, where it has one."""
+    if outcome.kind != "missing" or not isinstance(term.function, BuiltIn):
+        return outcome
+    reason = term.function.why_ungraded(request.columns)
+    return outcome if reason is None else replace(outcome, error=f"{outcome.error}: {reason}")
 
 
 # --- calling ---------------------------------------------------------------------------------

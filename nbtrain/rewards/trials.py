@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from nbtrain.errors import Problem
@@ -20,15 +20,21 @@ _TICK_SECONDS = 0.5
 class Trial(list[Problem]):
     """The problems a trial found, all of them; ``warnings`` are what it only remarks on.
 
-    ``graded`` counts the completions that every term with a weight gave a grade.
+    ``graded`` counts the completions that every term with a weight gave a grade. ``excused`` is
+    whether it may be none: what kept them from it need not do so in training.
     """
 
     def __init__(
-        self, problems: Iterable[Problem] = (), warnings: Iterable[str] = (), graded: int = 0
+        self,
+        problems: Iterable[Problem] = (),
+        warnings: Iterable[str] = (),
+        graded: int = 0,
+        *,
+        excused: bool = False,
     ) -> None:
         super().__init__(problems)
         self.warnings: tuple[str, ...] = tuple(warnings)
-        self.graded = graded
+        self.graded, self.excused = graded, excused
 
 
 def trial(
@@ -42,9 +48,10 @@ def trial(
     """Grade one group in the real workers and return every problem at once.
 
     A problem is a term with a weight that cannot be loaded, raises, hangs, dies, or returns the
-    wrong number of values, a value that is not finite or no number. None is no grade, not a
-    problem; when every completion gets it that is a warning, and so is any failure of a term of
-    weight 0. Takes at most ``timeout_seconds`` for each term, spread over the workers, or
+    wrong number of values, a value that is not finite or no number. None is no grade, and a problem
+    when for want of one no completion is graded at all; but not where trajectories had no end yet
+    at which their environments would give it. Any failure of a term of weight 0 is a warning.
+    Takes at most ``timeout_seconds`` for each term, spread over the workers, or
     ``limit`` where that is less: then a call that takes longer is a warning, since training has
     the time. ``tick`` is called all the while. ``unrewarded`` is what is wrong when the
     environments' own reward gave no grade at all. To be called while nothing else is under way
@@ -63,6 +70,7 @@ def trial(
     hurried = limit is not None and limit < pool.timeout_seconds
     problems: list[Problem] = []
     warnings: list[str] = []
+    excused = False
     for index, term in enumerate(pool.terms):
         for kind, error in _failures(term.name, grades[index]).items():
             if term.weight == 0:
@@ -70,17 +78,35 @@ def trial(
             elif kind == "timeout" and hurried:
                 allowed = f"reward_timeout_seconds lets it take {pool.timeout_seconds:g} s"
                 warnings.append(f"{error}: the trial waits no longer; {allowed}")
+                excused = True
             elif kind != "missing":
                 problems.append(Problem("rewards", error, found=kind, hint=_HINTS.get(kind)))
-        if all(grade.kind == "missing" for grade in grades[index]) and term.weight != 0:
-            if unrewarded is not None and term.name == "environment":
-                problems.append(Problem("environment", unrewarded))
-                continue
+        missing = all(grade.kind == "missing" for grade in grades[index])
+        if not missing or term.weight == 0:
+            continue
+        if term.name != "environment":
+            problems.append(_none_graded([(term.name, grades[index])]))
+        elif unrewarded is not None:
+            problems.append(Problem("environment", unrewarded))
+        else:
             text = f"reward {term.name!r} returned None for every completion of the trial"
             warnings.append(f"{text}: such completions are ungraded and teach nothing")
-    weighed = [grades[index] for index, term in enumerate(pool.terms) if term.weight != 0]
-    graded = sum(all(g.reward is not None for g in each) for each in zip(*weighed, strict=True))
-    return Trial(problems, warnings, graded)
+            excused = True
+    weighed = [(t.name, grades[n]) for n, t in enumerate(pool.terms) if t.weight != 0]
+    each = list(zip(*(found for _, found in weighed), strict=True))
+    graded = sum(all(grade.reward is not None for grade in one) for one in each)
+    if not graded and each and not problems and not excused:
+        problems.append(_none_graded(weighed))
+    return Trial(problems, warnings, graded, excused=excused)
+
+
+def _none_graded(weighed: Sequence[tuple[str, Sequence[Grade]]]) -> Problem:
+    first = next(g.failures[name] for name, found in weighed for g in found if name in g.failures)
+    message = f"0 of {len(weighed[0][1])} completions of the trial were graded: {first}"
+    return Problem("rewards", message, found=0, allowed="at least 1", hint=_UNGRADED)
+
+
+_UNGRADED = "A completion without a grade teaches nothing; the trial is of the first task"
 
 
 _HINTS = {

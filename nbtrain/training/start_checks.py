@@ -176,11 +176,24 @@ def memory_checks(memory: Memory | None, free: int | None) -> list[Check]:
     ]
 
 
-def reward_checks(graded: int, size: int, failures: int, seconds: float) -> list[Check]:
-    """What the trial's rewards answered: ``failures`` counts what was wrong with them."""
+def reward_checks(
+    graded: int, size: int, failures: int, seconds: float, *, excused: bool = False
+) -> list[Check]:
+    """What the trial's rewards answered: ``failures`` counts what was wrong with them.
+
+    That none of the completions was graded refuses the run, unless it is ``excused``.
+    """
     said = f"{graded} of {size} completions of the trial were graded, in {seconds:.2f} s"
     return [
-        Check("reward_answers", graded, "completions", said, warn=1, at_least=True),
+        Check(
+            "reward_answers",
+            graded / size,
+            "share of completions",
+            said,
+            warn=1.0,
+            refuse=None if excused else 1 / size,
+            at_least=True,
+        ),
         Check("reward_failures", failures, "failures", f"{failures} rewards failed", refuse=0),
     ]
 

@@ -128,7 +128,9 @@ class Trial:
         self.problems += tried
         self.remarks += tried.warnings
         seconds = time.monotonic() - began
-        self.checks += reward_checks(tried.graded, len(kept), len(tried), seconds)
+        self.checks += reward_checks(
+            tried.graded, len(kept), len(tried), seconds, excused=tried.excused
+        )
 
     def _unrewarded(self, reasons: list[TerminationReason], request: GradeRequest) -> str | None:
         """That the environment gives no reward, once one that came to its end gave none."""
