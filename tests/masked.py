@@ -28,6 +28,7 @@ ENDS = {
     "mistral": ["</s>"],
     "gemma": ["<end_of_turn>", "<eos>"],
     "gemma3": ["<end_of_turn>", "<eos>"],
+    "gemma4_v2": ["<turn|>", "<|tool_response>"],
     "gemma4_v5": ["<turn|>", "<|tool_response>"],
     "deepseekv3": ["<｜end▁of▁sentence｜>"],
     "deepseek_r1_distill": ["<｜end▁of▁sentence｜>"],

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
 import shutil
 import stat
 import sys
+import tempfile
+import tracemalloc
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtrain.client.bundles import Bundles
 from nbtrain.client.parts import Parts
-from nbtrain.errors import AmbiguousReference, NotFound, Refused
-from nbtrain.rewards import archives
+from nbtrain.errors import AmbiguousReference, NotFound, Refused, StoreError
+from nbtrain.rewards import archives, bundles
 from nbtrain.rewards.bundles import BundleRegistry
 from nbtrain.store import Store, open_store
 
@@ -256,6 +259,163 @@ def test_a_zip_bomb_is_refused_by_what_it_would_unpack_to(
     monkeypatch.setattr(archives, "SIZE_LIMIT", 1 << 20)
     folder = write(tmp_path / "big", {"reward.py": b"#" * (2 << 20)})
     assert "the bundle has 2 MiB" in refusals(registry, folder)[0]
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/x", "a\0b", "x" * 5000, ""])
+def test_a_path_that_is_none_is_refused(registry: BundleRegistry, path: str) -> None:
+    (said,) = refusals(registry, path)
+    assert "is no path that can be used" in said
+
+
+@pytest.mark.parametrize("name", ["é" * 128, "d/" * 520 + "x"])
+def test_paths_that_no_system_holds_are_refused(
+    registry: BundleRegistry, tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "bundle.zip"
+    file.write_bytes(zipped(("reward.py", b"x = 1"), (name, b"")))
+    (said,) = refusals(registry, file)
+    assert "a path of more than 1,024 bytes, or 255 in one name" in said
+    fits = "/".join(["é" * 127, "d" * 255, "e" * 255, "f" * 255])
+    file.write_bytes(zipped(("reward.py", b"x = 1"), (fits, b"y")))
+    assert (registry.register("b", file).unpacked() / fits).read_bytes() == b"y"
+
+
+def test_a_folder_of_names_that_cannot_travel_is_refused_by_all_of_them(
+    registry: BundleRegistry, source: Path
+) -> None:
+    with (source / os.fsdecode(b"bad\xff.txt")).open("w"):
+        pass
+    (source / "b\\c.txt").write_text("x")
+    said = refusals(registry, source)
+    assert len(said) == 2
+    assert all("no plain path" in one for one in said)
+
+
+KINDS = [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+
+
+def damaged(kind: int, place: int, value: int) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", kind) as archive:
+        archive.writestr("reward.py", "x = 1\n" * 20)
+        archive.writestr("dé/more.txt", "more" * 50)
+    data = bytearray(buffer.getvalue())
+    data[place % len(data)] = value
+    return bytes(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(KINDS), st.integers(0, 10_000), st.integers(0, 255))
+def test_a_zip_with_any_byte_changed_is_packed_or_refused(
+    kind: int, place: int, value: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "bundle.zip"
+        file.write_bytes(damaged(kind, place, value))
+        try:
+            data = archives.pack_path(file)
+        except Refused:
+            return
+        out = Path(folder) / "out"
+        out.mkdir()
+        archives.unpack(data, out)
+        assert archives.is_unpacked(data, out)
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_compressors_that_may_need_any_memory_are_refused(
+    registry: BundleRegistry, tmp_path: Path, kind: int
+) -> None:
+    file = tmp_path / "bundle.zip"
+    file.write_bytes(damaged(kind, 0, ord("P")))
+    said = refusals(registry, file)
+    assert len(said) == 2
+    assert "compressed in another way than deflate" in said[0]
+
+
+def test_an_entry_without_a_name_is_refused(registry: BundleRegistry, tmp_path: Path) -> None:
+    data = zipped(("a", b""), ("reward.py", b"x = 1"))
+    data = data.replace(b"\x01\x00\x00\x00a", b"\x00\x00\x01\x00a")
+    central = data.index(b"PK\x01\x02")
+    data = data[: central + 28] + b"\0\0\1\0" + data[central + 32 :]
+    file = tmp_path / "bundle.zip"
+    file.write_bytes(data)
+    assert refusals(registry, file)
+
+
+def test_a_zip_whose_sizes_lie_is_refused_without_being_unpacked(
+    registry: BundleRegistry, tmp_path: Path
+) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("reward.py", b"\0" * (64 << 20))
+    data = buffer.getvalue()
+    size = (64 << 20).to_bytes(4, "little")
+    assert data.count(size) == 2
+    file = tmp_path / "bundle.zip"
+    file.write_bytes(data.replace(size, (10).to_bytes(4, "little")))
+    del data, buffer
+    tracemalloc.start()
+    (said,) = refusals(registry, file)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "is damaged: Bad CRC-32" in said
+    assert peak < 8 << 20
+
+
+def test_a_zip_that_says_it_holds_more_than_it_does_is_refused(
+    registry: BundleRegistry, tmp_path: Path
+) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("reward.py", b"#" * 777)
+    size, more = (777).to_bytes(4, "little"), (888).to_bytes(4, "little")
+    file = tmp_path / "bundle.zip"
+    file.write_bytes(buffer.getvalue().replace(size, more))
+    (said,) = refusals(registry, file)
+    assert "shorter than it says" in said
+
+
+def test_a_zip_in_the_form_of_big_ones_is_taken(registry: BundleRegistry, tmp_path: Path) -> None:
+    file = tmp_path / "bundle.zip"
+    with (
+        zipfile.ZipFile(file, "w") as archive,
+        archive.open("reward.py", "w", force_zip64=True) as entry,
+    ):
+        entry.write(b"x = 1")
+    assert (registry.register("b", file).unpacked() / "reward.py").read_bytes() == b"x = 1"
+
+
+def test_ten_thousand_entries_are_taken_and_one_more_is_not(
+    registry: BundleRegistry, tmp_path: Path
+) -> None:
+    file = tmp_path / "bundle.zip"
+    names = [f"f{n}" for n in range(9_999)]
+    file.write_bytes(zipped(("reward.py", b"x = 1"), *((name, b"") for name in names)))
+    assert len(registry.register("b", file).files) == 10_000
+    file.write_bytes(zipped(("reward.py", b""), ("g", b""), *((name, b"") for name in names)))
+    assert "the bundle has 10,001 entries" in refusals(registry, file)[0]
+
+
+def test_a_folder_of_too_many_files_is_not_read(
+    registry: BundleRegistry, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MOST_ENTRIES", 2)
+    (said,) = refusals(registry, source)
+    assert "the bundle has more than 2 entries" in said
+
+
+def test_files_that_cannot_be_unpacked_are_told(
+    registry: BundleRegistry, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = registry.register("b", source)
+
+    def full(data: bytes, folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(bundles, "unpack", full)
+    with pytest.raises(StoreError, match=r"cannot be unpacked into .*: No space left on device"):
+        bundle.unpacked()
 
 
 def test_a_zip_is_kept_byte_by_byte(registry: BundleRegistry, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import descriptors
 import pandas as pd
@@ -12,6 +13,7 @@ import pytest
 import stored
 
 from nbtrain.client import Client
+from nbtrain.data.masks import LossRules
 from nbtrain.errors import NotFound, Refused
 from nbtrain.store import new_id
 
@@ -161,8 +163,6 @@ def test_what_a_model_reads(sums: Client, capfd: pytest.CaptureFixture[str]) -> 
     assert (preview.row, preview.line) == (30, 33)
     assert preview.text == page[0].marked
     assert "<mark" in preview._repr_html_()
-    with pytest.raises(IndexError):
-        sums.datasets.preview("sums", 40, TINY)
     assert capfd.readouterr().err == "", "it is told when it starts, and never again"
     assert not {"torch", "transformers"} & set(sys.modules) - before
 
@@ -188,12 +188,25 @@ def test_the_loss_decides_what_is_marked(client: Client) -> None:
         ("all", ["loss"]),
         ({"assistantTurns": "some", "turns": 1}, ["loss.assistantTurns", "loss.turns"]),
         ({"trainOnToolCalls": 1}, ["loss.trainOnToolCalls"]),
+        ({"assistantTurns": "all", "assistant_turns": "last"}, ["loss.assistantTurns"]),
+        ({"explicitLossMaskColumn": "mask"}, ["loss.explicitLossMaskColumn"]),
+        (LossRules(mask_column="messages"), ["loss.explicitLossMaskColumn"]),
     ],
 )
 def test_a_loss_that_is_none_is_refused(sums: Client, loss: object, fields: list[str]) -> None:
     with pytest.raises(Refused) as refused:
         sums.datasets.analyze("sums", TINY, loss=loss)
     assert [problem.field for problem in refused.value.problems] == fields
+
+
+@pytest.mark.parametrize("row", [-1, 40, 10**30, 1.5, "0", None, True])
+def test_a_row_that_is_none_is_refused(sums: Client, row: Any) -> None:
+    with pytest.raises(Refused, match=r"row is .*allowed: 0 .* 39") as refused:
+        sums.datasets.preview("sums", row, TINY)
+    assert [problem.field for problem in refused.value.problems] == ["row"]
+    for ask in (sums.datasets.rows, sums.datasets.preview):
+        with pytest.raises(Refused, match="no column 'mask'"):
+            ask("sums", 0, model=TINY, loss={"explicitLossMaskColumn": "mask"})
 
 
 def test_what_a_preview_needs_is_refused_by_name(sums: Client) -> None:

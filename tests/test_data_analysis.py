@@ -19,11 +19,11 @@ from transformers import AutoTokenizer
 
 from nbtrain.catalog import Catalog
 from nbtrain.catalog.base_models import BaseModel, embedded_folder
-from nbtrain.client.side import SideProcess, side_process
+from nbtrain.client.side import SideProcess, _Watch, side_process
 from nbtrain.data.analysis import Analysis, Lengths, analyze, preview_row, rows_page
 from nbtrain.data.datasets import Dataset, DatasetRegistry
 from nbtrain.data.masks import LossRules, mask_row
-from nbtrain.data.rendering import Renderer, end_ids_in
+from nbtrain.data.rendering import WRITES_DATE, Renderer, end_ids_in
 from nbtrain.errors import NbtrainError, NotFound, Refused
 from nbtrain.processes import Identity, is_alive, process_identity
 from nbtrain.store import Store, open_store
@@ -222,6 +222,71 @@ def test_it_is_started_anew_after_it_died(
     os.kill(pid, signal.SIGKILL)
     assert side.rows(dataset, model, limit=1) == before
     assert side.pid not in (pid, None)
+
+
+def test_one_that_hangs_is_killed_and_started_anew(
+    home: Path, dataset: Dataset, model: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = SideProcess(home, patience=0.5)
+    try:
+        before = side.rows(dataset, model, limit=1)
+        pid = side.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        assert side.rows(dataset, model, limit=1) == before
+        assert side.pid not in (pid, None)
+        running = side._running
+
+        def stopped() -> Any:
+            process = running()
+            os.kill(process.pid, signal.SIGSTOP)
+            return process
+
+        monkeypatch.setattr(side, "_running", stopped)
+        monkeypatch.setattr(side, "_first", 0.5)
+        with pytest.raises(NbtrainError, match=r"gave no sign of life for 0\.5 s, twice"):
+            side.preview(dataset, model)
+        assert side.pid is None
+    finally:
+        side.close()
+
+
+def test_a_sign_of_life_is_waited_on(home: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with _Watch(process, 0.4) as watch:
+            for _ in range(4):
+                time.sleep(0.2)
+                watch.seen()
+            assert not watch.expired
+            assert process.poll() is None
+            process.wait(30)
+            assert watch.expired
+    finally:
+        process.kill()
+        process.wait()
+
+
+DATED = "{{ strftime_now('%Y-%m-%d') }}"
+
+
+@pytest.mark.parametrize(
+    ("added", "dated"),
+    [
+        ("", False),
+        (DATED, True),
+        ("{% if false %}" + DATED + "{% endif %}", False),
+        ("{% macro day() %}" + DATED + "{% endmacro %}{{ day() }}", True),
+    ],
+)
+def test_a_template_that_writes_the_date_is_remarked(
+    dataset: Dataset, added: str, dated: bool
+) -> None:
+    tokenizer = tokenizer_with(added + chatml().tokenizer.chat_template, ["<|im_end|>"])
+    found = analyze(dataset, tokenizer, LossRules(), 30)
+    assert found.remarks == ((WRITES_DATE,) if dated else ())
+    assert (WRITES_DATE in str(found)) is dated
+    assert Analysis.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 def test_there_is_one_for_a_home(home: Path, tmp_path: Path) -> None:

@@ -264,6 +264,51 @@ def test_a_mask_column_that_cannot_be_followed_is_refused(mask: object, expected
     assert refusals(chatml(), said("a", "b") | {"keep": mask}, mask_column="keep") == [expected]
 
 
+CALLS = [
+    {"id": f"call{n:05}", "type": "function", "function": {"name": "look", "arguments": {"k": n}}}
+    for n in range(2)
+]
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "d", "parameters": {}}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "thought", "expected"),
+    [
+        ("gemma4_v2", None, ["Say this<turn|>"]),
+        ("gemma4_v5", None, ["Say this<|tool_response>"]),
+        ("gemma4_v5", "hmm", ["<|channel>thought\nhmm", "Say this<|tool_response>"]),
+        ("qwen2_5", None, ["Say this", END]),
+        ("lfm2_v2", None, ["Say this", END]),
+    ],
+)
+def test_without_calls_the_text_and_its_end_are_trained_whichever_comes_first(
+    name: str, thought: str | None, expected: list[str]
+) -> None:
+    reply = {"role": "assistant", "content": "Say this", "tool_calls": CALLS}
+    reply |= {"reasoning_content": thought} if thought else {}
+    row = {"messages": [{"role": "user", "content": "Why?"}, reply], "tools": TOOLS}
+    assert trained(family(name), row, "last", tool_calls=False) == expected
+    (whole,) = trained(family(name), row, "last")
+    assert whole.endswith(expected[-1])
+    assert all(one in whole for one in ("look", "Say this"))
+
+
+def test_a_text_that_the_template_writes_into_a_call_refuses_the_row() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.tool_calls %}call({{ m.tool_calls[0].function.arguments }}{{ m.content }}"
+        "{{ m.tool_calls[0].function.arguments }})look{% else %}{{ m.content }}{% endif %}"
+        "<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    reply = {"role": "assistant", "content": "Say this", "tool_calls": CALLS[:1]}
+    row = {"messages": [{"role": "user", "content": "Why?"}, reply]}
+    renderer = renderer_with(template, [END])
+    assert len(trained(renderer, row, "last")) == 1
+    (said_why,) = refusals(renderer, row, "last", tool_calls=False)
+    assert said_why.startswith("the chat template writes text into a tool call")
+
+
 def test_a_row_without_an_assistant_message_is_refused() -> None:
     row = {"messages": [{"role": "user", "content": "a"}]}
     assert refusals(chatml(), row) == ["no token of this row is trained"]

@@ -248,6 +248,50 @@ def test_the_repr_tells_facts_and_findings(registry: DatasetRegistry) -> None:
     assert registry.list() == [found]
 
 
+@pytest.mark.parametrize(
+    ("answer", "holds"),
+    [
+        ('{"queue": "billing"}', True),
+        ('So {x} and then\n```json\n{"a": [1]}\n```', True),
+        ("[1, 2] it is", True),
+        ("billing", False),
+        ("{not: json} [nor this]", False),
+        ("", False),
+        ("{" * 200, True),
+    ],
+)
+def test_answers_without_json_are_counted(
+    registry: DatasetRegistry, answer: str, holds: bool
+) -> None:
+    parts = [{"type": "text", "text": answer or " "}]
+    row = chat()
+    row["messages"][-1] |= {"content": parts, "reasoning_content": '{"a": 1}'}
+    found = registry.register("d", [chat("q", '{"a": 1}'), row])
+    assert found.facts.get("answers_without_json") == (None if holds else (1, 2))
+    assert ("1 answers without JSON" in repr(found)) is not holds
+    same = hashlib.sha256((found.folder / "rows.jsonl").read_bytes()).hexdigest()
+    assert found.dataset_id == same, "facts are no part of the identity"
+
+
+def test_that_no_answer_holds_json_is_a_fact_but_not_worth_a_word(
+    registry: DatasetRegistry,
+) -> None:
+    unanswered = {"messages": chat()["messages"][:1]}
+    found = registry.register("d", [chat(), chat("other"), unanswered])
+    assert found.facts == {"answers_without_json": (2, 1), "unanswered": (1, 3)}
+    assert repr(found).endswith(": 3 rows, 1 unanswered>")
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/x", "a\0b", "x" * 5000, ""])
+def test_a_path_that_is_none_is_refused(registry: DatasetRegistry, path: str) -> None:
+    with pytest.raises(Refused) as refused:
+        registry.register("d", path)
+    (problem,) = refused.value.problems
+    assert problem.field == "source"
+    assert "is no path that can be used" in problem.message
+    assert len(problem.message) < 400
+
+
 # --- images
 
 
@@ -264,7 +308,7 @@ def test_images_beside_the_rows_are_part_of_what_a_dataset_is(
     found = registry.register("d", path)
     digest = hashlib.sha256(b"picture").hexdigest()
     assert found.images == {"i/a.png": {"sha256": digest, "bytes": 7}, "i/b.png": None}
-    assert found.facts == {"images": (3, 1)}
+    assert found.facts["images"] == (3, 1)
     (note,) = found.findings
     assert (note.message, note.lines) == ("the image 'i/b.png' was not found beside the rows", [2])
     assert registry.register("d", path) == found
@@ -308,8 +352,42 @@ def test_bytes_that_changed_are_found_by_verify(registry: DatasetRegistry) -> No
     found.verify()
     rows = found.folder / "rows.jsonl"
     rows.write_bytes(rows.read_bytes().replace(b"abc", b"abd"))
-    with pytest.raises(NotFound, match="register it again"):
+    with pytest.raises(NotFound, match=r"dataset d in .* is not what was registered; register it"):
         found.verify()
+
+
+def test_a_row_added_to_the_file_and_to_what_is_said_of_it_is_found(
+    registry: DatasetRegistry,
+) -> None:
+    found = registry.register("d", [chat("abc")])
+    file, about = found.folder / "rows.jsonl", found.folder / "about.json"
+    data = file.read_bytes() * 2
+    file.write_bytes(data)
+    spec = {**found.spec, "rows": 2, "bytes": len(data)}
+    spec["rows_sha256"] = hashlib.sha256(data).hexdigest()
+    about.write_text(json.dumps(spec))
+    with pytest.raises(NotFound, match="is not what was registered"):
+        registry.get("d").verify()
+    about.write_text(json.dumps({**spec, "dataset_id": spec["rows_sha256"]}))
+    with pytest.raises(NotFound, match="is not the one that was registered"):
+        registry.get("d")
+
+
+def test_images_and_lines_are_verified_too(registry: DatasetRegistry, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"a")
+    source = written(tmp_path, "\n\n" + text(picture("a.png"), chat()))
+    found = registry.register("d", source)
+    assert found.verify() is found
+    lines = found.folder / str(found.spec["lines"])
+    kept = lines.read_bytes()
+    lines.write_bytes(bytes(len(kept)))
+    with pytest.raises(NotFound, match="is not what was registered"):
+        registry.get("d").verify()
+    lines.write_bytes(kept)
+    images = found.folder / "images.json"
+    images.write_text(images.read_text("utf-8").replace('"sha256": "c', '"sha256": "d'))
+    with pytest.raises(NotFound, match="is not what was registered"):
+        registry.get("d").verify()
 
 
 def test_a_row_that_is_damaged_is_no_json_error(registry: DatasetRegistry) -> None:

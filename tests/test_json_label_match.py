@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from nbtrain import rewards
 from nbtrain.errors import Refused
-from nbtrain.rewards import GradeRequest, RewardPool, as_terms, check_columns, pack
+from nbtrain.rewards import GradeRequest, RewardPool, as_terms, check_columns, labels, pack
 from nbtrain.rewards.labels import find_json, json_label_match, match_labels, why_unscored
 
 
@@ -150,6 +151,28 @@ def test_an_answer_that_says_the_expected_scores_1_in_any_wording(
 def test_any_text_is_searched_without_an_error(text: str) -> None:
     assert find_json(text) is None or isinstance(find_json(text), (dict, list))
     assert score(text, '{"a": 1}') in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "junk", ["{", "[1,", '{"a":', "[" * 900 + "1," * 20_000, '["\\"', "{'a': "]
+)
+def test_braces_that_begin_no_json_cost_no_more_than_a_bound(
+    junk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+    read = labels._DECODER.raw_decode
+
+    def counted(text: str, start: int) -> Any:
+        tries.append(start)
+        return read(text, start)
+
+    monkeypatch.setattr(labels, "_DECODER", SimpleNamespace(raw_decode=counted))
+    few = junk * (2_000 // len(junk)) if len(junk) < 10 else "[1,2"
+    assert find_json(few + ' so {"a": 1}') == {"a": 1}, "what stands behind some is found"
+    tries.clear()
+    assert find_json(junk * (600_000 // len(junk))) is None
+    assert len(tries) <= labels.MOST_EFFORT // 500
+    assert sum(tries) // 30 <= labels.MOST_EFFORT + 600_000, "the lines before each are counted"
 
 
 def test_it_is_a_built_in_like_the_others() -> None:

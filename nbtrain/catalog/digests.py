@@ -1,4 +1,4 @@
-"""Digests of weight files, remembered by path, size and time of change: big files are read once."""
+"""Digests of weight files, remembered by what the system says of a file: big ones are read once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def tokenizer_digest(folder: Path) -> str:
 class FileDigests:
     """SHA-256 of files, kept in one small JSON file.
 
-    A file whose path, size and modification time are unchanged is not read again.
+    A file is not read again while its path, inode, size, and times of modification and of change
+    are the same. The time of change cannot be set back, as the other can.
     """
 
     def __init__(self, memory: Path) -> None:
@@ -66,7 +67,7 @@ class FileDigests:
         """Hex digest of the file's content. Raises ``OSError`` when it cannot be read."""
         stat = path.stat()
         key = str(path.resolve())
-        stamp = f"{stat.st_size}-{stat.st_mtime_ns}"
+        stamp = f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}-{stat.st_dev}-{stat.st_ino}"
         known = self._load()
         entry = known.get(key)
         if entry and entry[0] == stamp:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,11 @@ _FIELDS = {
 }
 
 
-def loss_rules(loss: object) -> LossRules:
+def loss_rules(loss: object, columns: Collection[str]) -> LossRules:
     """The rules of a mapping such as a descriptor's ``loss`` group; ``None`` is its defaults.
 
     Names are the descriptor's, or those of the flat form. Raises :class:`Refused` with every
-    problem.
+    problem, a mask column that is none of the dataset's ``columns`` among them.
     """
     from nbtrain.data.masks import LossRules
     from nbtrain.plan.descriptor.table import FIELDS
@@ -40,6 +40,7 @@ def loss_rules(loss: object) -> LossRules:
     if loss is None:
         return LossRules()
     if isinstance(loss, LossRules):
+        _check_mask(loss.mask_column, columns)
         return loss
     if not isinstance(loss, Mapping):
         message = f"loss needs a mapping, found {describe(loss)}"
@@ -53,11 +54,25 @@ def loss_rules(loss: object) -> LossRules:
             told = f"loss has no field {name}"
             problems.append(Problem(f"loss.{name}", told, plain(value), ", ".join(_FIELDS)))
             continue
+        if _FIELDS[field.key] in values:
+            told = f"loss states {field.key} and {field.setting}, which are one field"
+            problems.append(Problem(f"loss.{field.key}", told, plain(value), "one of them"))
+            continue
         values[_FIELDS[field.key]], problem = check(field.option, value)
         problems += [problem] if problem else []
     if problems:
         raise Refused(problems)
-    return LossRules(**values)
+    rules = LossRules(**values)
+    _check_mask(rules.mask_column, columns)
+    return rules
+
+
+def _check_mask(column: str | None, columns: Collection[str]) -> None:
+    if column is None or column in columns:
+        return
+    message = f"loss.explicitLossMaskColumn: the dataset has no column {column!r}"
+    allowed = ", ".join(columns) or "none: its rows have messages alone"
+    raise Refused([Problem("loss.explicitLossMaskColumn", message, column, allowed)])
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["DatasetItem", "Datasets"]
 
 _MOST_ROWS = 100
+Bounds = Mapping[str, tuple[Any, int, int | None]]
 
 
 class DatasetItem:
@@ -77,7 +78,7 @@ class DatasetItem:
 
     def _line(self) -> str:
         told = [f"{self.rows:,} rows"]
-        told += [f"{count:,} {kind}" for kind, (count, _) in self.facts.items()]
+        told += self._dataset.told_facts
         if self.columns:
             told.append(f"columns {', '.join(self.columns)}")
         called = f"{self.name} " if self.name else ""
@@ -174,7 +175,8 @@ class Datasets:
         self, dataset: Dataset, places: Sequence[int], model: object, loss: object
     ) -> dict[int, dict[str, Any]]:
         """What a model reads of these rows; the side process is asked once where they adjoin."""
-        base, rules, side = self._base_model(model), loss_rules(loss), self._parts.side
+        rules, side = loss_rules(loss, dataset.columns), self._parts.side
+        base = self._base_model(model)
         if places and places[-1] - places[0] == len(places) - 1:
             told = side.rows(dataset, base, rules, places[0], len(places))
         else:
@@ -205,10 +207,9 @@ class Datasets:
         with the number of rows done. It reads every row: minutes for 100,000. Raises
         :class:`Refused` for what is no loss or length.
         """
-        if not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 1:
-            message = f"max_length is {describe(max_length)}"
-            raise Refused([Problem("max_length", message, plain(max_length), "at least 1")])
-        dataset, base, rules = self.get(ref)._dataset, self._base_model(model), loss_rules(loss)
+        _check_numbers({"max_length": (max_length, 1, None)})
+        dataset, base = self.get(ref)._dataset, self._base_model(model)
+        rules = loss_rules(loss, dataset.columns)
         found = self._parts.side.analyze(dataset, base, rules, max_length, told)
         return DatasetAnalysis(found, dataset.name or dataset.dataset_id[:12], base.slug)
 
@@ -217,13 +218,15 @@ class Datasets:
     ) -> RowPreview:
         """One row, counted from 0, as a base model reads it, with what trains coloured.
 
-        Raises :class:`Refused` naming the line of a row that cannot be trained on, and
-        ``IndexError`` for one that there is not.
+        Raises :class:`Refused` naming the line of a row that cannot be trained on, for a row that
+        there is not, and for a ``loss`` that is none.
         """
         if model is None:
             message = "model is missing: the base model by whose template the row is read"
             raise Refused([Problem("model", message)])
-        dataset, base, rules = self.get(ref)._dataset, self._base_model(model), loss_rules(loss)
+        dataset, base = self.get(ref)._dataset, self._base_model(model)
+        rules = loss_rules(loss, dataset.columns)
+        _check_numbers({"row": (row, 0, dataset.rows - 1)})
         return RowPreview(**self._parts.side.preview(dataset, base, rules, row))
 
     def _base_model(self, model: object) -> BaseModel:
@@ -238,21 +241,29 @@ class Datasets:
 
 
 def _check_page(offset: object, limit: object, search: object) -> None:
-    bounds: dict[str, tuple[Any, int, int | None]] = {
-        "offset": (offset, 0, None),
-        "limit": (limit, 1, _MOST_ROWS),
-    }
+    problems = _number_problems({"offset": (offset, 0, None), "limit": (limit, 1, _MOST_ROWS)})
+    if search is not None and not (isinstance(search, str) and search.strip()):
+        message = f"search is {describe(search)}"
+        problems.append(Problem("search", message, plain(search), "a word, or several"))
+    if problems:
+        raise Refused(problems)
+
+
+def _check_numbers(bounds: Bounds) -> None:
+    problems = _number_problems(bounds)
+    if problems:
+        raise Refused(problems)
+
+
+def _number_problems(bounds: Bounds) -> list[Problem]:
+    """What is no whole number within its bounds: by name the value, the least and the most."""
     problems = []
     for name, (value, low, high) in bounds.items():
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole or not low <= value <= (value if high is None else high):
             message = f"{name} is {describe(value)}"
             problems.append(Problem(name, message, plain(value), span(low, high)))
-    if search is not None and not (isinstance(search, str) and search.strip()):
-        message = f"search is {describe(search)}"
-        problems.append(Problem("search", message, plain(search), "a word, or several"))
-    if problems:
-        raise Refused(problems)
+    return problems
 
 
 def _title(dataset: Dataset, rows: list[DatasetRow], search: str | None) -> str:

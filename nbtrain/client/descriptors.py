@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nbtrain.errors import PlanRefused, Problem
+from nbtrain.errors import PlanRefused, Problem, Refused
 from nbtrain.plan.fields import describe, plain
 from nbtrain.plan.source import SourcedMapping, parse
+from nbtrain.store import usable_path
 
 __all__ = ["is_descriptor", "read_descriptor"]
 
@@ -30,7 +31,10 @@ def read_descriptor(given: object) -> Mapping[str, Any]:
     be read, broken text, and a document without ``kind``.
     """
     if isinstance(given, os.PathLike) or (isinstance(given, str) and _is_path(given)):
-        given = _read_file(Path(given).expanduser())
+        try:
+            given = _read_file(usable_path(given, "descriptor"))
+        except Refused as refused:
+            raise PlanRefused(refused.problems) from None
     elif isinstance(given, str):
         given = parse(given, source="descriptor", defer=True)
     if not isinstance(given, Mapping):

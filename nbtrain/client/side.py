@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -47,10 +48,14 @@ class SideProcess:
     """Answers what needs a tokenizer, from a process of its own that lives as long as this one.
 
     ``home`` is where it writes its log, ``side.log``. It is started by the first question and
-    anew when it died; questions of several threads wait for one another.
+    anew when it died, or gave no sign of life for ``patience`` seconds (``first`` for the first
+    answer, before which it loads libraries); questions of several threads wait for one another.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, patience: float = 60.0, first: float = 300.0) -> None:
+        self._patience, self._first = patience, first
+        self._answered = False
+        self._hung: float | None = None
         self._home = home
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -107,7 +112,7 @@ class SideProcess:
     ) -> dict[str, Any]:
         """One row, counted from 0: ``text`` and ``html`` with the trained parts marked, ``line``,
         ``tokens`` and ``trained``. Raises ``Refused`` naming the line of a row that cannot be
-        trained on, and ``IndexError`` for one that there is not.
+        trained on, and for one that there is not.
         """
         shown: dict[str, Any] = self._ask("preview", dataset, model, rules, row=row)
         return shown
@@ -163,7 +168,8 @@ class SideProcess:
                     break
                 self.close()
             else:
-                msg = f"the side process died twice while it was asked; its log is {self.log}"
+                ended = f"gave no sign of life for {self._hung:g} s" if self._hung else "died"
+                msg = f"the process that knows tokenizers {ended}, twice; its log is {self.log}"
                 raise NbtrainError(msg)
         if "error" in reply:
             raise _error(reply["error"], self.log)
@@ -176,25 +182,32 @@ class SideProcess:
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(request).encode("ascii") + b"\n")
-        process.stdin.flush()
-        for line in process.stdout:
+        with _Watch(process, self._patience if self._answered else self._first) as watch:
             try:
-                reply = json.loads(line)
-            except ValueError:  # not a reply: something wrote to its stdout
-                continue
-            if not isinstance(reply, dict) or reply.get("id") != request["id"]:
-                continue
-            if "progress" not in reply:
-                return reply
-            if progress is not None:
-                progress(int(reply["progress"]))
+                process.stdin.write(json.dumps(request).encode("ascii") + b"\n")
+                process.stdin.flush()
+                for line in process.stdout:
+                    watch.seen()
+                    try:
+                        reply = json.loads(line)
+                    except ValueError:  # not a reply: something wrote to its stdout
+                        continue
+                    if not isinstance(reply, dict) or reply.get("id") != request["id"]:
+                        continue
+                    if "progress" not in reply:
+                        self._answered = True
+                        return reply
+                    if progress is not None:
+                        progress(int(reply["progress"]))
+            finally:
+                self._hung = watch.limit if watch.expired else None
         return None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
+        self._answered = False
         sys.stderr.write("starting the process that knows tokenizers; this takes some seconds\n")
         private_folder(self._home)
         log = private_file(self.log)
@@ -210,6 +223,39 @@ class SideProcess:
             )
         atexit.register(self.close)
         return self._process
+
+
+class _Watch:
+    """Kills a process that has not been ``seen`` for ``limit`` seconds; a context manager.
+
+    That also ends a wait for its pipes, which knows no time limit.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], limit: float) -> None:
+        self._process, self.limit = process, limit
+        self._seen = time.monotonic()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="nbtrain-side-watch")
+        self.expired = False
+
+    def seen(self) -> None:
+        """The process gave a sign of life."""
+        self._seen = time.monotonic()
+
+    def _run(self) -> None:
+        while not self._done.wait(max(0.0, self._seen + self.limit - time.monotonic())):
+            if time.monotonic() >= self._seen + self.limit:
+                self.expired = True
+                self._process.kill()
+                return
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
 
 
 def _error(told: Mapping[str, Any], log: Path) -> Exception:

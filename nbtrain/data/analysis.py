@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.data.findings import LINES_NAMED, Finding, Findings
 from nbtrain.data.masks import LossRules, mask_row
 from nbtrain.data.preview import preview_html, preview_text
-from nbtrain.data.rendering import Renderer, RowRefused
+from nbtrain.data.rendering import WRITES_DATE, Renderer, RowRefused, writes_date
 from nbtrain.errors import Problem, Where
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _TOLD_EVERY = 500
+_TOLD_AFTER = 2.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class Analysis:
     ``tokens`` and ``trained`` count tokens per row, refused rows left out. ``over`` rows are
     longer than ``max_length``, ``over_lines`` are the lines of the first ten of them (rows,
     counted from 1, where the dataset came from no file). ``findings`` tell why ``refused`` rows
-    cannot be trained on. ``tokenizer`` and ``template`` are SHA-256 digests.
+    cannot be trained on. ``tokenizer`` and ``template`` are SHA-256 digests. ``remarks`` tell what
+    the template does that is worth knowing.
     """
 
     rows: int
@@ -85,6 +88,7 @@ class Analysis:
     findings: tuple[Finding, ...]
     tokenizer: str
     template: str
+    remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The analysis as plain values; :meth:`from_json` reads them."""
@@ -100,6 +104,7 @@ class Analysis:
                 "trained": Lengths(**data["trained"]),
                 "over_lines": tuple(data["over_lines"]),
                 "findings": tuple(Finding.from_json(found) for found in data["findings"]),
+                "remarks": tuple(data["remarks"]),
             }
         )
 
@@ -114,7 +119,9 @@ class Analysis:
         if self.over_lines:
             more = " …" if self.over > len(self.over_lines) else ""
             over += f": lines {', '.join(f'{line:,}' for line in self.over_lines)}{more}"
-        return "\n".join([*lines, over, *(f"  {finding}" for finding in self.findings)])
+        return "\n".join(
+            [*lines, over, *self.remarks, *(f"  {finding}" for finding in self.findings)]
+        )
 
 
 def analyze(
@@ -129,8 +136,8 @@ def analyze(
     """Tokenize every row once and say what was seen; memory does not grow with the rows.
 
     ``ends`` as :class:`~nbtrain.data.rendering.Renderer` takes them. ``progress`` is called with
-    the number of rows done, every 500 rows. Raises ``Refused`` for a tokenizer that cannot render
-    conversations; refused rows are findings.
+    the number of rows done, every 500 rows or two seconds. Raises ``Refused`` for a tokenizer that
+    cannot render conversations; refused rows are findings.
     """
     renderer = Renderer(tokenizer, ends)
     tokens: Counter[int] = Counter()
@@ -138,8 +145,12 @@ def analyze(
     findings = Findings()
     rows = refused = over = 0
     over_lines: list[int] = []
+    told = time.monotonic()
     for rows, row in enumerate(dataset.open_rows(), 1):
-        if progress is not None and rows % _TOLD_EVERY == 0:
+        if progress is not None and (
+            rows % _TOLD_EVERY == 0 or time.monotonic() - told > _TOLD_AFTER
+        ):
+            told = time.monotonic()
             progress(rows)
         try:
             masked = mask_row(renderer, row, rules)
@@ -164,6 +175,7 @@ def analyze(
         findings=tuple(findings.refusals),
         tokenizer=tokenizer_fingerprint(tokenizer),
         template=template_digest(tokenizer),
+        remarks=(WRITES_DATE,) if writes_date(tokenizer) else (),
     )
 
 
@@ -186,16 +198,19 @@ def rows_page(
     rules: LossRules,
     offset: int = 0,
     limit: int = 25,
+    progress: Callable[[int], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:
     """Rows from ``offset`` on, at most ``limit``, with what the model reads of them.
 
-    Each has ``row`` (from 0), ``line``, ``tokens``, ``trained`` (tokens), ``text`` (trained text
-    between ``[[`` and ``]]``) and ``refused`` (sentences); a refused row has no counts.
+    ``progress`` is called with rows done before each. A row has ``row`` (from 0), ``line``,
+    ``tokens``, ``trained`` (tokens), ``text`` (trained text between ``[[`` and ``]]``) and
+    ``refused`` (sentences); a refused row has no counts.
     """
-    return [
-        _shown(renderer, row, rules, index, dataset.line_of(index))
-        for index, row in enumerate(dataset.page(offset, limit), max(0, offset))
-    ]
+    found: list[dict[str, Any]] = []
+    for index, row in enumerate(dataset.page(offset, limit), max(0, offset)):
+        progress(len(found))
+        found.append(_shown(renderer, row, rules, index, dataset.line_of(index)))
+    return found
 
 
 def _shown(

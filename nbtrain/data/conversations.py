@@ -5,6 +5,8 @@ Everything that is wrong with a row is told; nothing is changed.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -14,13 +16,16 @@ from nbtrain.data.layouts import A_MESSAGE, Say, complain_of_messages, cut
 from nbtrain.data.rows import Row, shape
 from nbtrain.data.toolcalls import A_CALL, call_complaints, check_tools
 
-__all__ = ["Conversations", "image_paths", "message_texts", "text_of"]
+__all__ = ["Conversations", "holds_json", "image_paths", "message_texts", "text_of"]
 
 ROLES = ("system", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys under which an assistant's message keeps its thoughts."""
 
 _MOST_COLUMNS = 1000
+_MOST_TRIED = 100
+_OPENING = re.compile(r"[{\[]")
+_decoder = json.JSONDecoder()
 _MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *REASONING})
 _CALL_KEYS = frozenset({"id", "type", "function"})
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant",
@@ -31,8 +36,8 @@ _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model"
 class Conversations:
     """Checks rows, and counts what a plan has to know of them.
 
-    ``facts`` maps ``images``, ``unanswered`` and ``tools`` to the number of such rows and the
-    line of the first; ``columns`` are the keys besides ``messages``.
+    ``facts`` maps ``images``, ``unanswered``, ``tools`` and ``answers_without_json`` to the number
+    of such rows and the line of the first; ``columns`` are the keys besides ``messages``.
     """
 
     def __init__(self, findings: Findings) -> None:
@@ -69,6 +74,8 @@ class Conversations:
             self._count("images", line)
         if not turns.answered:
             self._count("unanswered", line)
+        elif not self._findings.refused and not holds_json(text_of(messages[-1])):
+            self._count("answers_without_json", line)
 
     def _count(self, fact: str, line: int) -> None:
         count, first = self.facts.get(fact, (0, line))
@@ -314,6 +321,24 @@ def text_of(message: dict[str, Any]) -> str:
     if isinstance(content, list):
         return "".join(part["text"] for part in content if part.get("type") == "text")
     return content or ""
+
+
+def holds_json(text: str) -> bool:
+    """Whether a JSON object or list stands anywhere in a text.
+
+    So does a text of a hundred braces and brackets that begin none: the others are not looked at.
+    """
+    for tried, opening in enumerate(_OPENING.finditer(text)):
+        if tried >= _MOST_TRIED:
+            return True
+        try:
+            _decoder.raw_decode(text, opening.start())
+        except RecursionError:
+            return True
+        except ValueError:
+            continue
+        return True
+    return False
 
 
 def message_texts(row: Row) -> Iterator[str]:

@@ -17,7 +17,7 @@ from nbtrain.data.images import Images
 from nbtrain.data.reader import Progress, read_jsonl, read_table
 from nbtrain.data.rows import Row
 from nbtrain.errors import NotFound, Problem, Refused, StoreError, Where
-from nbtrain.store import Store, moved, name_problems, private_folder, unknown
+from nbtrain.store import Store, moved, name_problems, private_folder, unknown, usable_path
 
 __all__ = ["Dataset", "DatasetRegistry"]
 
@@ -89,7 +89,11 @@ class DatasetRegistry:
             raise unknown(ref, "dataset", known)
         names = self._store.aliases("dataset")
         name = ref if ref in names else _name_of(row["dataset_id"], names)
-        return load_dataset(self._folder(row["dataset_id"]), name)
+        found = load_dataset(self._folder(row["dataset_id"]), name)
+        if found.dataset_id != row["dataset_id"]:
+            msg = f"the dataset in {found.folder} is not the one that was registered; "
+            raise NotFound(msg + "register it again")
+        return found
 
     def list(self) -> list[Dataset]:
         """Every dataset whose files are there, the one registered first last."""
@@ -187,7 +191,7 @@ def _path(source: object) -> Path | None:
     """The file that ``source`` names; ``None`` when it is a table."""
     if not isinstance(source, (str, os.PathLike)):
         return None
-    path = Path(source).expanduser().absolute()
+    path = usable_path(source, "source")
     if path.is_dir():
         message = f"{path} is a folder"
         raise Refused([Problem("source", message, found=str(path), allowed="a JSONL file")])

@@ -23,7 +23,17 @@ from typing import Any, BinaryIO
 
 from nbtrain.store import sync
 
-__all__ = ["ABOUT", "EVERY", "IMAGES", "PLACES", "ROWS", "HalfFolder", "line_at", "read_numbers"]
+__all__ = [
+    "ABOUT",
+    "EVERY",
+    "IMAGES",
+    "PLACES",
+    "ROWS",
+    "HalfFolder",
+    "line_at",
+    "lines_name",
+    "read_numbers",
+]
 
 ROWS = "rows.jsonl"
 PLACES = "places"
@@ -80,8 +90,7 @@ class HalfFolder:
         if not self._breaks:
             return None
         data = self._breaks.tobytes()
-        # Named by its content: the folder may hold the lines of several sources.
-        name = f"lines-{hashlib.sha256(data).hexdigest()[:16]}"
+        name = lines_name(data)
         self._write(name, data)
         return name
 
@@ -135,6 +144,11 @@ def _sweep(parent: Path) -> None:
             with suppress(FileNotFoundError), (left / ROWS).open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: somebody holds it
             shutil.rmtree(left, ignore_errors=True)
+
+
+def lines_name(data: bytes) -> str:
+    """Of a file of lines, by its content: a folder may hold the lines of several sources."""
+    return f"lines-{hashlib.sha256(data).hexdigest()[:16]}"
 
 
 def read_numbers(path: Path) -> array[int]:

@@ -36,8 +36,20 @@ _KINDS: tuple[tuple[bytes, str, str], ...] = (
         'python -c "import pandas, sys; pandas.read_feather(sys.argv[1])'
         ".to_json('rows.jsonl', orient='records', lines=True)\" {}",
     ),
-    (b"\xff\xfe", "a UTF-16 text", "iconv -f UTF-16 -t UTF-8 {} > rows.jsonl"),
-    (b"\xfe\xff", "a UTF-16 text", "iconv -f UTF-16 -t UTF-8 {} > rows.jsonl"),
+    # Of two marks that begin alike the longer one stands first.
+    *(
+        (mark, f"a {code[:6]} text", f"iconv -f {code} -t UTF-8 {{}} > rows.jsonl")
+        for mark, code in (
+            (b"\xff\xfe\x00\x00", "UTF-32"),
+            (b"\x00\x00\xfe\xff", "UTF-32"),
+            (b"{\x00\x00\x00", "UTF-32LE"),
+            (b"\x00\x00\x00{", "UTF-32BE"),
+            (b"\xff\xfe", "UTF-16"),
+            (b"\xfe\xff", "UTF-16"),
+            (b"{\x00", "UTF-16LE"),
+            (b"\x00{", "UTF-16BE"),
+        )
+    ),
     (b"version https://git-lfs", "a pointer to large-file storage, not the rows", "git lfs pull"),
     (b"\x80\x02", "a pickle, which is not loaded", ""),
     (b"\x80\x04", "a pickle, which is not loaded", ""),

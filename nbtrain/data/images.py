@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from nbtrain.data.conversations import image_paths
 from nbtrain.data.findings import Findings
 from nbtrain.data.rows import Row
 
-__all__ = ["Images"]
+__all__ = ["Images", "identity_of"]
 
 
 class Images:
@@ -37,11 +38,7 @@ class Images:
 
     def identity(self) -> bytes:
         """What the images add to the rows' identity; empty without any."""
-        lines = (
-            f"{path!r} {found['sha256'] if found else None}\n"
-            for path, found in sorted(self.known.items())
-        )
-        return "".join(lines).encode()
+        return identity_of(self.known)
 
     def _look(self, path: str) -> dict[str, Any] | None:
         if self._folder is None:
@@ -52,3 +49,11 @@ class Images:
                 return {"sha256": digest, "bytes": file.seek(0, 2)}
         except (OSError, ValueError):
             return None
+
+
+def identity_of(known: Mapping[str, Mapping[str, Any] | None]) -> bytes:
+    """What images, by path, add to the identity of the rows that name them; empty without any."""
+    lines = (
+        f"{path!r} {found['sha256'] if found else None}\n" for path, found in sorted(known.items())
+    )
+    return "".join(lines).encode()

@@ -105,7 +105,10 @@ def mask_row(renderer: Renderer, row: Mapping[str, Any], rules: LossRules) -> Ma
                 problems.append(found)
             else:
                 replies[index] = found
-                spans += _reply_spans(index, found, rules, row)
+                runs = [(found.start, found.end)] if _whole(rules, row) else found.apart
+                spans += [Span(index, "reply", *run) for run in runs or ()]
+                if runs is None:
+                    problems.append(_mixed(index))
         elif (region := finder.region(index)) is not None:
             spans.append(Span(index, "tool_result", region.start, region.end))
     problems += _removed(replies)
@@ -128,11 +131,13 @@ def cut(masked: MaskedRow, max_length: int, how: Literal["error", "right"]) -> M
     if length <= max_length:
         return masked
     hint = f"The row has {length:,} tokens"
+    lost = sum(masked.trained[max_length:])
     if how == "error":
         message = f"a row is longer than maxSeqLength {max_length:,}"
-        hint += '. Raise maxSeqLength, shorten the row, or state data.truncation "right"'
+        hint += ". Raise maxSeqLength or shorten the row"
+        if not lost:
+            hint += ", or drop what is not trained at its end with data.truncation: right"
         raise RowRefused([Problem("messages", message, length, f"<= {max_length:,}", hint=hint)])
-    lost = sum(masked.trained[max_length:])
     if lost:
         message = f"cutting a row at maxSeqLength {max_length:,} would drop trained tokens"
         hint += f", {lost:,} trained ones past the limit. Raise maxSeqLength or shorten the row"
@@ -188,17 +193,15 @@ def _by_mask(mask: Any, column: str, roles: list[Any]) -> list[int]:
     return chosen
 
 
-def _reply_spans(
-    index: int, reply: Reply, rules: LossRules, row: Mapping[str, Any]
-) -> Iterable[Span]:
+def _whole(rules: LossRules, row: Mapping[str, Any]) -> bool:
+    """Whether replies are trained with their calls."""
     explicit = rules.mask_column is not None and row.get(rules.mask_column) is not None
-    if reply.calls is None or rules.tool_calls or explicit:
-        return [Span(index, "reply", reply.start, reply.end)]
-    if reply.calls <= reply.start:
-        return []
-    # The reply's text and its end, without the calls between them.
-    spans = [Span(index, "reply", reply.start, reply.calls)]
-    return [*spans, Span(index, "reply", reply.ending, reply.end)]
+    return rules.tool_calls or explicit
+
+
+def _mixed(index: int) -> Problem:
+    message = "the chat template writes text into a tool call, which cannot be left out of the loss"
+    return Problem(f"messages[{index}]", message, hint="Train on tool calls too")
 
 
 def _tokens_in(spans: Iterable[Span], rendering: Rendering) -> list[bool]:

@@ -14,10 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.data.probing import Habits, probe
+from nbtrain.data.probing import SENTINELS, Habits, probe
 from nbtrain.errors import Problem, Refused
 
-__all__ = ["Conversation", "Renderer", "Rendering", "RowRefused", "end_ids_in"]
+__all__ = [
+    "WRITES_DATE",
+    "Conversation",
+    "Renderer",
+    "Rendering",
+    "RowRefused",
+    "end_ids_in",
+    "writes_date",
+]
+
+WRITES_DATE = "the chat template writes today's date: tokens change from day to day"
 
 Message = dict[str, Any]
 
@@ -244,6 +254,27 @@ def end_ids_in(folder: Path, tokenizer: Any) -> frozenset[int]:
         break
     own = getattr(tokenizer, "eos_token_id", None)
     return frozenset(found if own is None else found | {int(own)})
+
+
+def writes_date(tokenizer: Any) -> bool:
+    """Whether the chat template writes today's date: two dates give two renderings, or it asks for
+    the date and does not render a plain question and answer.
+    """
+    template = tokenizer.chat_template
+    texts = [template] if isinstance(template, str) else list((template or {}).values())
+    if not any("strftime_now" in text for text in texts):
+        return False
+    talk = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    try:
+        shown = {
+            tokenizer.apply_chat_template(
+                talk, tokenize=False, strftime_now=lambda form, date=date: date
+            )
+            for date in SENTINELS
+        }
+    except Exception:  # a template raises whatever it likes
+        return True
+    return len(shown) > 1
 
 
 def _check_tokenizer(tokenizer: Any, ends: Collection[int]) -> None:

@@ -84,10 +84,8 @@ class Server:
         rules: LossRules,
         progress: Progress,
     ) -> Any:
-        del progress
-        return rows_page(
-            dataset, renderer, rules, int(request.get("offset", 0)), int(request.get("limit", 25))
-        )
+        page = int(request.get("offset", 0)), int(request.get("limit", 25))
+        return rows_page(dataset, renderer, rules, *page, progress)
 
     def _preview(
         self,

@@ -36,16 +36,18 @@ class Reply:
     """The generated part of an assistant message: what the model has to write itself.
 
     From where the generation prompt ends (``start``) through the end-of-turn token (``ending`` to
-    ``end``). ``said`` is where the message's own text ends; ``calls`` is where its tool calls
-    begin, with whatever the template writes before them, and ``None`` without calls. ``missing``
-    names the parts of the message that the template leaves out.
+    ``end``). ``said`` is where the message's own text ends. ``apart`` are the stretches that are
+    no tool call, in order: text and reasoning with what the template writes before them, or from
+    them to the end where they stand after the calls; empty for calls alone, and ``None`` where
+    the template writes text into a call. ``missing`` names the parts of the message that the
+    template leaves out.
     """
 
     start: int
     said: int
     ending: int
     end: int
-    calls: int | None = None
+    apart: tuple[tuple[int, int], ...] | None
     missing: tuple[str, ...] = ()
 
 
@@ -77,7 +79,7 @@ class Finder(Regions):
         ):
             return None
         end = self._end_token(said, len(through))
-        return None if end is None else Reply(len(opened), said, *end)
+        return None if end is None else _plain(len(opened), said, *end)
 
     def _thorough(self, index: int) -> Reply | Problem:
         own = self.regions[index]
@@ -102,9 +104,10 @@ class Finder(Regions):
         if any(region.start < end[1] and region.end > start for region in others):
             message = "the chat template mixes an assistant message with the text of another one"
             return Problem(field, message)
-        calls = self._calls_from(index, start)
         missing = tuple(self._missing(index, self._whole.text[start : end[1]]))
-        return Reply(start, own.end, *end, calls, missing)
+        if not self._messages[index].get("tool_calls"):
+            return _plain(start, own.end, *end, missing)
+        return Reply(start, own.end, *end, self._apart(index, start, *end), missing)
 
     def _end_token(self, said: int, bound: int) -> tuple[int, int] | None:
         """The characters of the first end token after ``said``, which starts before ``bound``."""
@@ -164,19 +167,30 @@ class Finder(Regions):
 
     # --- parts of a message
 
-    def _calls_from(self, index: int, start: int) -> int | None:
-        """Where the calls begin: after what else the message says, which stands before them."""
+    def _apart(
+        self, index: int, start: int, ending: int, end: int
+    ) -> tuple[tuple[int, int], ...] | None:
+        """The stretches of a reply that are none of its calls, whichever the template writes first.
+
+        How a template wraps a call is not known: what stands between a call and a text is left
+        out, wherever it belongs.
+        """
         message = self._messages[index]
-        if not message.get("tool_calls"):
-            return None
-        said = max((region.end for region in self._said_regions(index)), default=start)
+        said = sorted(self._said_regions(index), key=lambda region: region.start)
         called = [
-            region.start
+            region
             for call in range(len(message["tool_calls"]))
             if (region := self._changed_whole(index, self._with_arguments(message, call)))
         ]
-        # Where a template writes calls first, none of the reply is free of them.
-        return start if any(place < said for place in called) else said
+        if not said or not called:
+            return ()
+        if any(a.start < b.end and b.start < a.end for a in said for b in called):
+            return None
+        first, last = min(one.start for one in called), max(one.end for one in called)
+        before = max((one.end for one in said if one.end <= first), default=start)
+        after = min((one.start for one in said if one.start >= last), default=ending)
+        between = [(one.start, one.end) for one in said if first < one.start < last]
+        return tuple(run for run in ((start, before), *between, (after, end)) if run[0] < run[1])
 
     def _said_regions(self, index: int) -> list[Region]:
         """The regions of a message's text and reasoning, without its calls."""
@@ -203,6 +217,11 @@ class Finder(Regions):
         names = [(call.get("function") or call).get("name", "") for call in calls]
         if any(str(name) not in rendered for name in names) or self.left_out_call(index):
             yield "tool calls"
+
+
+def _plain(start: int, said: int, ending: int, end: int, missing: tuple[str, ...] = ()) -> Reply:
+    """A reply without calls."""
+    return Reply(start, said, ending, end, ((start, end),), missing)
 
 
 def _in_order(pieces: Sequence[str], text: str) -> bool:

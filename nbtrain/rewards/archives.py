@@ -3,7 +3,8 @@
 A folder always packs to the same bytes: paths sorted, time stamps and modes fixed, entries stored
 and not compressed, since compressors differ between machines. Hidden files and empty folders are
 part of it. Bytecode is not (``__pycache__``, ``*.pyc``): it would make the hash depend on which
-Python last ran there. A zip that is handed over stays as it is, byte by byte.
+Python last ran there. A zip that is handed over stays as it is, byte by byte; its entries are
+stored or deflated, since what other compressors hold in memory knows no bound.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from nbtrain.errors import Problem, Refused
@@ -28,8 +30,11 @@ SIZE_LIMIT = 256 << 20
 MOST_UNPACKED = 1 << 30
 """Most bytes of its files."""
 MOST_ENTRIES = 10_000
+MOST_PATH, MOST_NAME = 1024, 255
+"""Most bytes of a path within a bundle, and of one name in it."""
 
 _FIELD = "path"
+_SHOWN = 200
 _KNOWN_TIME = (1980, 1, 1, 0, 0, 0)
 _ENCRYPTED = 0x1
 
@@ -103,22 +108,27 @@ def is_unpacked(data: bytes, folder: Path) -> bool:
 
 def _pack_folder(folder: Path) -> bytes:
     problems: list[Problem] = []
-    found = sorted(
-        _walk(folder, problems), key=lambda path: path.as_posix().encode("utf-8", "replace")
-    )
+    found = list(islice(_walk(folder, folder, problems), MOST_ENTRIES + 1))
+    if len(found) > MOST_ENTRIES:
+        problems.append(_too_many(f"more than {MOST_ENTRIES:,}"))
     if problems:
         raise Refused(problems)
-    size = sum(path.stat().st_size for path in found if path.is_file())
-    if size > SIZE_LIMIT:
-        raise Refused([_too_big(size)])
+    found.sort(key=lambda path: path.as_posix().encode())
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for path in found:
-            name = path.relative_to(folder).as_posix()
-            if path.is_dir():
-                archive.writestr(_entry(f"{name}/", stat.S_IFDIR | 0o755), b"")
-            else:
-                archive.writestr(_entry(name, stat.S_IFREG | 0o644), path.read_bytes())
+    try:
+        size = sum(path.stat().st_size for path in found if path.is_file())
+        if size > SIZE_LIMIT:
+            raise Refused([_too_big(size)])
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+            for path in found:
+                name = path.relative_to(folder).as_posix()
+                if path.is_dir():
+                    archive.writestr(_entry(f"{name}/", stat.S_IFDIR | 0o755), b"")
+                else:
+                    archive.writestr(_entry(name, stat.S_IFREG | 0o644), path.read_bytes())
+    except OSError as error:  # it changes while it is read
+        message = f"{error.filename or folder} cannot be read: {error.strerror or error}"
+        raise Refused([Problem(_FIELD, message, found=str(folder))]) from error
     return buffer.getvalue()
 
 
@@ -129,7 +139,7 @@ def _entry(name: str, mode: int) -> zipfile.ZipInfo:
     return info
 
 
-def _walk(folder: Path, problems: list[Problem]) -> Iterator[Path]:
+def _walk(folder: Path, root: Path, problems: list[Problem]) -> Iterator[Path]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -140,12 +150,15 @@ def _walk(folder: Path, problems: list[Problem]) -> Iterator[Path]:
         path = Path(entry.path)
         if entry.name == "__pycache__" or entry.name.endswith(".pyc"):
             continue
-        if entry.is_symlink() or not (entry.is_dir() or entry.is_file()):
+        unwanted = _name_problem(path.relative_to(root).as_posix())
+        if unwanted is not None:
+            problems.append(_unwanted(str(path), unwanted))
+        elif entry.is_symlink() or not (entry.is_dir() or entry.is_file()):
             kind = "a symbolic link" if entry.is_symlink() else "neither a file nor a folder"
             problems.append(_unwanted(str(path), kind))
         elif entry.is_dir():
             yield path
-            yield from _walk(path, problems)
+            yield from _walk(path, root, problems)
         elif not os.access(path, os.R_OK):
             problems.append(Problem(_FIELD, f"{path} cannot be read", found=str(path)))
         else:
@@ -160,16 +173,16 @@ def _zip_problems(data: bytes, path: Path) -> list[Problem]:
         return [_too_big(len(data))]
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
-        message = f"{path} is no zip that can be read: {error}"
+    except Exception as error:  # zipfile lets out whatever it comes across in the bytes
+        message = f"{path} is no zip that can be read: {error or type(error).__name__}"
         return [Problem(_FIELD, message, found=str(path), allowed="a folder or a zip")]
     with archive:
         infos = archive.infolist()
         if len(infos) > MOST_ENTRIES:
-            message = f"the bundle has {len(infos):,} entries"
-            return [Problem(_FIELD, message, found=len(infos), allowed=f"at most {MOST_ENTRIES:,}")]
-        problems = [found for info in infos if (found := _entry_problem(info))]
-        problems += _clashes(infos)
+            return [_too_many(f"{len(infos):,}")]
+        found = [(info, _entry_problem(info)) for info in infos]
+        problems = [problem for _, problem in found if problem]
+        problems += _clashes([info for info, problem in found if not problem])
         size = sum(info.file_size for info in infos)
         if size > MOST_UNPACKED:
             message = f"the bundle's files have {size >> 20:,} MiB unpacked"
@@ -181,19 +194,30 @@ def _zip_problems(data: bytes, path: Path) -> list[Problem]:
 def _entry_problem(info: zipfile.ZipInfo) -> Problem | None:
     # orig_filename: zipfile itself cuts names at a NUL
     name = info.orig_filename
-    parts = PurePosixPath(name).parts
-    outside = name.startswith("/") or ".." in parts or name[1:2] == ":"
     mode = info.external_attr >> 16 if info.create_system == 3 else 0
-    if outside:
-        return _unwanted(name, "a path that leads outside")
-    if not parts or "\\" in name or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):
-        return _unwanted(name, "no plain path")
+    unwanted = _name_problem(name)
+    if unwanted is not None:
+        return _unwanted(name, unwanted)
     if stat.S_ISLNK(mode):
         return _unwanted(name, "a symbolic link")
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
         return _unwanted(name, "neither a file nor a folder")
     if info.flag_bits & _ENCRYPTED:
         return _unwanted(name, "encrypted")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return _unwanted(name, "compressed in another way than deflate, which is not unpacked")
+    return None
+
+
+def _name_problem(name: str) -> str | None:
+    """What is wrong with a path within a bundle."""
+    parts = PurePosixPath(name).parts
+    if name.startswith("/") or ".." in parts or name[1:2] == ":":
+        return "a path that leads outside"
+    if not parts or "\\" in name or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):
+        return "no plain path"
+    if len(name.encode()) > MOST_PATH or any(len(part.encode()) > MOST_NAME for part in parts):
+        return f"a path of more than {MOST_PATH:,} bytes, or {MOST_NAME} in one name"
     return None
 
 
@@ -219,20 +243,29 @@ def _content_problems(archive: zipfile.ZipFile) -> list[Problem]:
     for info in archive.infolist():
         try:
             with archive.open(info) as file:
-                while file.read(1 << 20):  # the end of it compares the checksum
-                    pass
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
-            problems.append(_unwanted(info.filename, f"damaged: {error}"))
+                size = 0
+                while read := file.read(1 << 20):  # the end of it compares the checksum
+                    size += len(read)
+            if size != info.file_size:
+                problems.append(_unwanted(info.filename, "damaged: it is shorter than it says"))
+        except Exception as error:  # as above
+            problems.append(_unwanted(info.filename, f"damaged: {error or type(error).__name__}"))
     return problems
 
 
 def _unwanted(name: str, what: str) -> Problem:
+    shown = name if len(name) <= _SHOWN else name[: _SHOWN - 1] + "…"
     return Problem(
         _FIELD,
-        f"{name!r} in the bundle is {what}",
-        found=name,
+        f"{shown!r} in the bundle is {what}",
+        found=shown,
         allowed="plain files and folders below the bundle's root",
     )
+
+
+def _too_many(found: str) -> Problem:
+    message = f"the bundle has {found} entries"
+    return Problem(_FIELD, message, found=found, allowed=f"at most {MOST_ENTRIES:,}")
 
 
 def _too_big(size: int) -> Problem:

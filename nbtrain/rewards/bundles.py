@@ -19,9 +19,18 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nbtrain.errors import NotFound, Problem, Refused
+from nbtrain.errors import NotFound, Problem, Refused, StoreError
 from nbtrain.rewards.archives import is_unpacked, new_folder, pack_path, unpack
-from nbtrain.store import Store, check_id, name_problems, private_folder, put_file, unknown
+from nbtrain.rewards.bundle_code import NoFunction, stated_signature
+from nbtrain.store import (
+    Store,
+    check_id,
+    name_problems,
+    private_folder,
+    put_file,
+    unknown,
+    usable_path,
+)
 
 __all__ = ["Bundle", "BundleRegistry"]
 
@@ -51,7 +60,8 @@ class Bundle:
     def unpacked(self) -> Path:
         """The folder of the unpacked files, made or made anew where it is not what the zip holds.
 
-        Raises :class:`~nbtrain.errors.NotFound` when the zip is gone or damaged.
+        Raises :class:`~nbtrain.errors.NotFound` when the zip is gone or damaged, and
+        :class:`~nbtrain.errors.StoreError` when the files cannot be written.
         """
         data = self._bytes()
         files = self.folder / "files"
@@ -74,12 +84,25 @@ class Bundle:
             fresh.replace(files)
         except FileNotFoundError:
             pass  # the other process was faster with the old ones
-        except OSError:
+        except OSError as error:
             if not files.exists():
-                raise
+                msg = f"a bundle cannot be unpacked into {files}: {error.strerror or error}"
+                raise StoreError(msg) from error
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
+
+    def lacking(self, module: str, function: str) -> tuple[str, str | None] | None:
+        """What is wrong with a function that should score, told from its text and not run.
+
+        A clause that begins with "has", and what is allowed; ``None`` for one that can score.
+        Raises :class:`~nbtrain.errors.NotFound` when the zip is gone or damaged.
+        """
+        try:
+            stated_signature(self.unpacked(), module, function)
+        except NoFunction as error:
+            return str(error), error.allowed
+        return None
 
     def _bytes(self) -> bytes:
         path = self.folder / "bundle.zip"
@@ -165,7 +188,7 @@ def _read(path: object) -> tuple[bytes, tuple[str, ...]]:
     if not isinstance(path, (str, os.PathLike)):
         message = f"path is a {type(path).__name__}"
         raise Refused([Problem("path", message, found=path, allowed="a folder or a zip")])
-    data = pack_path(Path(path).expanduser())
+    data = pack_path(usable_path(path, "path"))
     modules = _modules(data)
     if not modules:
         message = f"{os.fspath(path)} holds no Python module"

@@ -5,7 +5,8 @@ fences and prose around it do not matter. The fields are the leaves of the expec
 ones by their path; a list or an empty object is one field, compared as a whole. The score is the
 share of the expected fields that the answer has with the same value; fields that nobody expected
 do not count. Values are the same as JSON has them: 1 and 1.0 are, ``true`` and 1 are not, text
-only letter by letter.
+only letter by letter. Braces that begin no JSON take time, and so are not looked at without an end:
+see :data:`MOST_EFFORT`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ _NAME = "json-label-match"
 _MISSING = object()
 _TOO_DEEP = 500
 """Characters to go on by in what is nested too deeply to be read."""
+MOST_EFFORT = 20_000_000
+"""Characters, about half a second, that a text may cost where no JSON begins at a brace or bracket.
+
+Each such place costs the characters read from there on and :data:`_ONE_TRY` more. Then the search
+ends with what it has: after some 30,000 stray braces.
+"""
+_ONE_TRY = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +107,21 @@ def find_json(text: str, kind: type | None = None) -> dict[str, Any] | list[Any]
     ``kind``, ``dict`` or ``list``, asks for that alone. What stands inside another is not found.
     """
     last: dict[type, Any] = {}
-    position = 0
-    while (opening := _OPENING.search(text, position)) is not None:
+    position, effort = 0, MOST_EFFORT
+    while effort > 0 and (opening := _OPENING.search(text, position)) is not None:
+        start = opening.start()
         try:
-            value, position = _DECODER.raw_decode(text, opening.start())
+            value, position = _DECODER.raw_decode(text, start)
         except RecursionError:
             # It went this far at least: from each of them it would get as deep again.
-            position = opening.start() + _TOO_DEEP
-        except (ValueError, ArithmeticError):
-            position = opening.start() + 1
+            position = start + _TOO_DEEP
+            effort -= 20 * _ONE_TRY
+        except (ValueError, ArithmeticError) as error:
+            position = start + 1
+            # Without a place, all of it may have been read. Telling the place counts the lines
+            # before it, which is quick but grows with the text.
+            reached = getattr(error, "pos", len(text))
+            effort -= _ONE_TRY + max(0, reached - start) + reached // 30
         else:
             last[type(value)] = value
     return last.get(kind) if kind is not None else last.get(dict, last.get(list))

@@ -6,7 +6,14 @@ One writer per run (:class:`RunWriter`, used by its rank) and any number of read
 
 from __future__ import annotations
 
-from nbtrain.store.home import home_folder, private_folder, put_file, sync, write_json
+from nbtrain.store.home import (
+    home_folder,
+    private_folder,
+    put_file,
+    sync,
+    usable_path,
+    write_json,
+)
 from nbtrain.store.ids import check_id, new_id, short
 from nbtrain.store.names import moved, name_problems, unknown
 from nbtrain.store.rows import Row, StoredCheckpoint, StoredRun, trajectory_ref
@@ -31,5 +38,6 @@ __all__ = [
     "sync",
     "trajectory_ref",
     "unknown",
+    "usable_path",
     "write_json",
 ]

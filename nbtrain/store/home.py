@@ -7,9 +7,17 @@ import os
 import tempfile
 from pathlib import Path
 
-from nbtrain.errors import StoreError
+from nbtrain.errors import Problem, Refused, StoreError
 
-__all__ = ["home_folder", "private_file", "private_folder", "put_file", "sync", "write_json"]
+__all__ = [
+    "home_folder",
+    "private_file",
+    "private_folder",
+    "put_file",
+    "sync",
+    "usable_path",
+    "write_json",
+]
 
 
 def home_folder() -> Path:
@@ -56,6 +64,30 @@ def private_file(path: Path) -> Path:
     return path
 
 
+def usable_path(given: str | os.PathLike[str], field: str) -> Path:
+    """The absolute path that was stated, ``~`` resolved, whether anything is there or not.
+
+    Raises :class:`Refused`, for ``field``, where the system takes no such path: an unknown user's
+    home, a NUL, a name too long, a folder that may not be entered.
+    """
+    try:
+        if not os.fspath(given):
+            msg = "it is empty"
+            raise ValueError(msg)
+        path = Path(given).expanduser().absolute()
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return Path(os.path.expanduser(given)).absolute()
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        shown = str(given)
+        shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"
+        message = f"{field}: {shown!r} is no path that can be used: {reason}"
+        raise Refused([Problem(field, message, shown)]) from None
+    return path
+
+
+_SHOWN = 200
 _HINT = "NBTRAIN_HOME names another folder"
 
 

@@ -92,7 +92,7 @@ def work_of(store: Store, plan: ResolvedPlan, folder: Path, *, rank: int = 0) ->
 
     assert plan.dataset is not None, "a descriptor names its dataset"
     assert plan.reward is not None, "a descriptor of this method has a reward"
-    dataset = DatasetRegistry(store).get(plan.dataset.dataset_id)
+    dataset = DatasetRegistry(store).get(plan.dataset.dataset_id).verify()
     name = plan.dataset.name or dataset.name or plan.dataset.dataset_id[:12]
     packed = folder / f"rewards{rank or ''}.pkl"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -126,7 +126,8 @@ class _Reader:
                 if not run:
                     continue
                 before = tuple(self._whole.ids[: run[0]])
-                prompt = self._prompt(index) or before if first else before
+                begins = first and start == reply.start
+                prompt = self._prompt(index) or before if begins else before
                 if prompt != before and differs is None:
                     differs = self._difference(prompt, before)
                 stretches.append(Stretch(prompt, tuple(self._whole.ids[at] for at in run)))
@@ -145,13 +146,9 @@ class _Reader:
 
     def _runs(self, reply: Reply) -> list[tuple[int, int]]:
         """Characters of a reply that are trained: all, or what stands around its calls."""
-        if reply.calls is None or self._rules.tool_calls or self._mask is not None:
+        if self._rules.tool_calls or self._mask is not None:
             return [(reply.start, reply.end)]
-        return (
-            [(reply.start, reply.calls), (reply.ending, reply.end)]
-            if reply.calls > reply.start
-            else []
-        )
+        return list(reply.apart or ())
 
     def _tokens(self, start: int, end: int) -> list[int]:
         """Places of the tokens within these characters, without the first of the row."""

@@ -24,8 +24,10 @@ __all__ = ["Rows", "Tokenized", "tokenize"]
 
 log = logging.getLogger("nbtrain.training")
 
-TRIED_EVERY, MOST_TRIED = 64, 256
-"""Rows whose ids are compared with what the tokenizer's template gives by itself."""
+TRIED_EVERY, LEAST_TRIED, MOST_TRIED = 64, 16, 256
+"""Rows whose ids are compared with what the tokenizer's template gives by itself: one in 64, but
+16 where there are as many.
+"""
 _NOTHING = Problem("messages", "the row has no trained token", allowed="at least one")
 
 
@@ -90,6 +92,7 @@ def tokenize(
     """
     found, findings = Tokenized(), Findings("line")
     total = dataset.rows if most is None else min(most, dataset.rows)
+    every = max(1, min(TRIED_EVERY, total // LEAST_TRIED))
     began = time.monotonic()
     with RowWriter(folder) as writer:
         for position, row in enumerate(islice(dataset.open_rows(), total)):
@@ -105,7 +108,7 @@ def tokenize(
                 writer.append(kept.ids, kept.trained)
                 _count(found, kept, renderer)
                 found.cut += kept is not whole
-                if position % TRIED_EVERY == 0 and found.tried < MOST_TRIED:
+                if (found.rows - 1) % every == 0 and found.tried < MOST_TRIED:
                     found.tried += 1
                     found.differing += _template_ids(renderer, row) != whole.ids
             progress(position + 1, total)
