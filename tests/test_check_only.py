@@ -125,6 +125,45 @@ def test_a_smoke_check_reads_its_slice_alone(world: World, tmp_path: Path) -> No
     assert not any(name.startswith("validation") for name in checks)
 
 
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_a_dataset_whose_file_was_changed_is_not_trained_on(
+    world: World, tmp_path: Path, method: str
+) -> None:
+    rows = sums(6)
+    plan = (
+        world.plan(chats(6))
+        if method == "sft"
+        else reinforcement(world.datasets.register("sums", rows))
+    )
+    assert plan.dataset is not None
+    file = world.datasets.get(plan.dataset.dataset_id).folder / "rows.jsonl"
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"3", b"4"))
+    command = Command(tmp_path, plan.to_json())
+    command.here()
+    _, problems = command.found()
+    (said,) = [p["message"] for p in problems if "registered" in p["message"]]
+    assert "is not what was registered; register it again" in said
+
+
+def test_the_templates_ids_are_compared_in_sixteen_rows_or_more(
+    world: World, tmp_path: Path
+) -> None:
+    rows = [row | {"mask": [0, 1]} for row in chats(40)]
+    plan = world.plan(rows, explicit_loss_mask_column="mask")
+    command = Command(tmp_path, plan.to_json())
+    command.here()
+    tried = command.found()[0]["template_round_trip"]
+    assert (tried["measured"], tried["verdict"]) == (0, "passed")
+    assert tried["said"].startswith("0 of 20 rows tried have other ids")
+    rows = [row | {"mask": [0, 0]} for row in chats(3)]
+    command = Command(tmp_path, world.plan(rows, explicit_loss_mask_column="mask").to_json())
+    command.here()
+    tried = command.found()[0]["template_round_trip"]
+    assert tried["measured"] is None
+    assert tried["said"].startswith("not tried")
+
+
 @pytest.fixture
 def tasks(world: World) -> ResolvedPlan:
     return reinforcement(world.datasets.register("sums", sums(6)))

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nbtrain.errors import NotFound, Problem, Refused
+from nbtrain.errors import NotFound, Problem, Refused, StoreError
 from nbtrain.plan.descriptor.misnamed import snake
 from nbtrain.plan.graders import DEFAULT_FUNCTION
 from nbtrain.rewards import builtins
@@ -219,7 +219,7 @@ def _rule(
     try:
         bundle = bundles(parameters["bundle"])
         folder = bundle.unpacked()
-    except NotFound as error:
+    except (NotFound, StoreError) as error:
         ref = parameters["bundle"]
         problems.append(Problem(f"{where}.bundle", f"{where}.bundle: {error}", found=ref))
         return None

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from nbtrain.catalog import Catalog
 from nbtrain.catalog.splitting import Task
-from nbtrain.errors import Where
+from nbtrain.errors import NotFound, Problem, Refused, Where
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.store import Store
 
@@ -82,7 +82,8 @@ class Work:
 def work_of(store: Store, plan: ResolvedPlan, folder: Path, *, rank: int = 0) -> Work:
     """What ``plan`` trains on. Reward terms are packed into ``folder``, a file for each rank.
 
-    Raises ``NotFound`` when a workload, dataset or bundle is gone, or not what was registered.
+    Raises ``NotFound`` when a workload is gone, ``Refused`` when a dataset or bundle is, or is not
+    what was registered.
     """
     if plan.door == "options":
         return Work(Catalog(store).workload(plan.workload.workload_id))
@@ -92,7 +93,10 @@ def work_of(store: Store, plan: ResolvedPlan, folder: Path, *, rank: int = 0) ->
 
     assert plan.dataset is not None, "a descriptor names its dataset"
     assert plan.reward is not None, "a descriptor of this method has a reward"
-    dataset = DatasetRegistry(store).get(plan.dataset.dataset_id).verify()
+    try:
+        dataset = DatasetRegistry(store).get(plan.dataset.dataset_id).verify()
+    except NotFound as error:
+        raise Refused([Problem("dataset", str(error))]) from error
     name = plan.dataset.name or dataset.name or plan.dataset.dataset_id[:12]
     packed = folder / f"rewards{rank or ''}.pkl"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
