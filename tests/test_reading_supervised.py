@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from nbtrain.client.measured import earlier_supervised, estimate_here
 from nbtrain.errors import NotFound
 from nbtrain.plan.checks import Check
 from nbtrain.plan.phases import Phase
+from nbtrain.plan.resolved import SmokeRef
 from nbtrain.report.supervised import Supervised, Validated, loss_told, lowest, movement
 from nbtrain.report.verdict import checks_told, sentences
 from nbtrain.store import RunWriter
@@ -648,6 +650,18 @@ def test_time_is_told_only_where_it_was_measured(client: Client) -> None:
     )
     assert client.training.estimate_of(run).seconds == known.seconds
     assert "<li>" in known._repr_html_()
+
+
+def test_a_smoke_check_goes_by_the_median_update(client: Client) -> None:
+    run = ended(client, 500.0)
+    parts = client._parts
+    check = replace(run.plan, smoke=SmokeRef(8, 2000, 0.98))
+    rates = earlier_supervised(parts, check)
+    assert rates is not None
+    assert rates.mean.seconds == pytest.approx(1.75)  # of the steps, not 500 / 10
+    stored.store_of(client)._set(run._key, completed_steps=9)
+    assert earlier_supervised(parts, check) is None
+    assert earlier_supervised(parts, run.plan) is not None
 
 
 def test_supervised_runs_say_nothing_of_the_time_of_others(client: Client) -> None:

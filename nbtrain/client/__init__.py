@@ -52,12 +52,14 @@ def attach(run: Run | str) -> Run:
 def workload(
     name: str,
     *,
-    tasks: Any,
+    tasks: Any = None,
     rewards: Any = None,
     environment: Any = None,
     base_model: Any = None,
     held_out: Any = 0.1,
     raw: bool = False,
+    dataset: Any = None,
+    grader: Any = None,
 ) -> WorkloadItem:
     """Register a workload and let ``name`` mean it.
 
@@ -68,7 +70,9 @@ def workload(
     that never trains, or those tasks themselves; with ``raw`` no chat template is applied.
     ``environment`` is a class that answers the model between its turns, by ``reset`` and tools or
     ``step`` (:mod:`nbtrain.environments.contract`); without ``rewards`` its own reward counts.
-    Raises :class:`~nbtrain.errors.Refused` with every problem at once.
+    Without ``tasks`` it is a bare workload, for descriptors, which bring their own dataset:
+    ``dataset`` is a registered one that belongs to it, ``grader`` what its evaluations grade
+    with. Raises :class:`~nbtrain.errors.Refused` with every problem at once.
     """
     return default_client().workloads.create(
         name,
@@ -78,4 +82,6 @@ def workload(
         base_model=base_model,
         held_out=held_out,
         raw=raw,
+        dataset=dataset,
+        grader=grader,
     )

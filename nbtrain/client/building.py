@@ -40,6 +40,10 @@ def build(
     from nbtrain.rewards import check_columns
 
     problems: list[Problem] = []
+    if tasks is None and not (rewards is None and environment is None):
+        message = "tasks is missing: rewards and an environment belong to tasks"
+        hint = "Leave rewards and environment out for a bare workload, for descriptors"
+        raise Refused([Problem("tasks", message, hint=hint)])
     base_model = getattr(base_model, "slug", base_model)
     if tasks is None and rewards is None and environment is None:
         return _bare(

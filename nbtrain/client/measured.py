@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.machine import free_bytes
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["earlier_runs", "earlier_supervised", "estimate_here"]
 
 _LOOK_AT, _USE = 100, 5  # newest runs of the store, and of those that count
+_LEAST = 10  # updates of a run whose median counts
 _STEPS = 20  # last steps of a run whose tokens are counted
 
 
@@ -84,7 +86,8 @@ def earlier_supervised(parts: Parts, plan: ResolvedPlan) -> UpdateRates | None:
 
     Those with the plan's dataset and updates where there are any, else all others, of which only
     seconds per token carry over. ``None`` without any. Time is what passed from the first update
-    to the end, validation and saving included.
+    to the end, validation and saving included. A smoke check has neither, and may make very many
+    updates: of runs of at least 10 updates it takes the median one's time, the first left out.
     """
     same: list[UpdateRate] = []
     others: list[UpdateRate] = []
@@ -95,7 +98,8 @@ def earlier_supervised(parts: Parts, plan: ResolvedPlan) -> UpdateRates | None:
         if row.method != SFT or not _counts(parts.store, row, plan.base_model.fingerprint):
             continue
         alike = _updates(ResolvedPlan.from_json(row.resolved)) == wanted
-        rate = None if not alike and len(others) == _USE else _update_rate(parts.store, row)
+        enough = not alike and len(others) == _USE
+        rate = None if enough else _update_rate(parts.store, row, smoke=plan.smoke is not None)
         if rate is not None:
             (same if alike else others).append(rate)
     found = same or others
@@ -109,7 +113,7 @@ def _updates(plan: ResolvedPlan) -> tuple[Any, ...]:
     return dataset, sequences_of(plan), *(plan.options.get(name) for name in names)
 
 
-def _update_rate(store: Store, row: StoredRun) -> UpdateRate | None:
+def _update_rate(store: Store, row: StoredRun, *, smoke: bool) -> UpdateRate | None:
     steps = row.completed_steps - row.start_step
     last = store.steps_at(row.key, range(row.completed_steps - _STEPS, row.completed_steps + 1))
     read, trained = (
@@ -118,8 +122,21 @@ def _update_rate(store: Store, row: StoredRun) -> UpdateRate | None:
     )
     if steps < 1 or not read or not trained:
         return None
-    seconds = (row.ended_at or 0.0) - (row.started_at or 0.0)
-    return UpdateRate(seconds / steps, sum(read) / len(read), sum(trained) / len(trained))
+    each = ((row.ended_at or 0.0) - (row.started_at or 0.0)) / steps
+    if smoke:
+        took = [_step_seconds(step) for step in last if step["step"] > row.start_step + 1]
+        if steps < _LEAST or not took:
+            return None
+        each = median(took)
+    return UpdateRate(each, sum(read) / len(read), sum(trained) / len(trained))
+
+
+def _step_seconds(step: Mapping[str, Any]) -> float:
+    """Of an update alone, without the saving and validation before it."""
+    metrics = step["metrics"] or {}
+    parts = {name: v for name, v in metrics.items() if name.startswith("seconds_")}
+    beside = {"seconds_validation", "seconds_saving"}
+    return sum(float(seconds or 0) for name, seconds in parts.items() if name not in beside)
 
 
 class _Turns:

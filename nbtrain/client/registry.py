@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.client.records import Checkpoint
 from nbtrain.errors import AmbiguousReference, NotFound, Problem, Refused
 from nbtrain.plan.fields import describe
+from nbtrain.plan.resolved import ResolvedPlan
 
 if TYPE_CHECKING:
     from nbtrain.catalog import BaseModel, Workload
@@ -129,7 +130,7 @@ class ClientRegistry:
             return
         msg = (
             f"{ref!r} is a run ({run.run_id[:12]}) and one of its checkpoints is needed: in Python "
-            "run.best() picks one, %train checkpoints lists them"
+            f"{_picks(ResolvedPlan.from_json(run.resolved))}, %train checkpoints lists them"
         )
         raise NotFound(msg)
 
@@ -137,7 +138,16 @@ class ClientRegistry:
 def _hint(ref: object) -> str | None:
     from nbtrain.client.run import Run
 
-    return "A run has several checkpoints: run.best() picks one" if isinstance(ref, Run) else None
+    if not isinstance(ref, Run):
+        return None
+    return f"A run has several checkpoints: {_picks(ref.plan)}"
+
+
+def _picks(plan: ResolvedPlan) -> str:
+    """How a run's checkpoint is picked: only what was validated can be best."""
+    if plan.validation_dataset is None and plan.door == "descriptor":
+        return "run.checkpoints lists them"
+    return "run.best() picks one"
 
 
 def parent_of(row: StoredCheckpoint, store: Store) -> ParentCheckpoint:

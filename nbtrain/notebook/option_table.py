@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.plan.descriptor.document import in_flat
 from nbtrain.plan.descriptor.table import Field, fields_of
 from nbtrain.plan.fields import show
 from nbtrain.plan.listing import OptionInfo
@@ -100,6 +101,6 @@ def _line(info: OptionInfo, model: Any, mode: str) -> _Line:
 
 def _field_line(field: Field, model: Any) -> _Line:
     option = field.option
-    default = f"computed: {option.computed}" if option.compute else show(option.default)
-    told = f"{option.help} In a descriptor: {field.path}."
+    default = f"computed: {in_flat(option.computed)}" if option.compute else show(option.default)
+    told = f"{in_flat(option.help)} In a descriptor: {field.path}."
     return _Line(field.setting or "", default, option.allowed(model), told)

@@ -59,6 +59,14 @@ class Estimate:
     ends_early: tuple[str, ...] = ()
     warnings: tuple[str, ...] = field(default=())
     ranges: Ranges | None = None
+    as_graded: bool = False
+    """Every sampled group is the step's, whether it teaches or not."""
+
+    @property
+    def _trained(self) -> str:
+        if self.as_graded:
+            return "in all, of which groups with equal scores teach nothing"
+        return "to train on, and more where groups teach nothing"
 
     @property
     def all_trajectories(self) -> int:
@@ -72,7 +80,8 @@ class Estimate:
     @property
     def line(self) -> str:
         """All of it in one line."""
-        parts = [f"about {show(about(self.trajectories))} trajectories to train on"]
+        what = "trajectories" + ("" if self.as_graded else " to train on")
+        parts = [f"about {show(about(self.trajectories))} {what}"]
         if self.validation_rounds:
             parts.append(
                 f"about {show(about(self.validation_trajectories))} in {self.validation_rounds} "
@@ -96,7 +105,7 @@ class Estimate:
         )
         told = [
             f"{show(self.steps)} steps of {show(self.trajectories_per_step)} trajectories: "
-            f"{show(self.trajectories)} to train on, and more where groups teach nothing",
+            f"{show(self.trajectories)} {self._trained}",
             f"up to {show(self.in_flight)} trajectories in flight, {stale}",
             self._of_validation(),
             *self._of_sampling(),
@@ -228,6 +237,7 @@ def estimate(
         ends_early=tuple(early),
         warnings=() if told is None else (told if isinstance(told, str) else str(told),),
         ranges=_ranges(plan, measured, train, held_out, longest),
+        as_graded=plan.admission == "as_graded",
     )
 
 

@@ -17,6 +17,7 @@ from nbtrain.plan.registry import (
 )
 from nbtrain.plan.statements import Statement, Statements, same, stated_twice
 
+_LONGEST = 500  # characters of a name, an id or a path
 _NO_REFERENCES = (bool, int, float, complex, bytes, list, tuple, dict, set, type)
 _NAMES = ("base_model_slug", "workload", "dataset", "model", "bundle")  # as catalogs call them
 
@@ -79,13 +80,19 @@ def look(
     """What one statement names; what fails becomes a problem of ``key``."""
     value, where = statement.value, statement.where
     # registries take names, ids and objects; what plainly is neither never reaches them
-    unusable = isinstance(value, str) and (not value or halved(value))
+    unusable = isinstance(value, str) and not (0 < len(value) <= _LONGEST and not halved(value))
     if unusable or isinstance(value, _NO_REFERENCES):
         hint = "Put it in quotes" if isinstance(value, int | float) else None
         if isinstance(value, list) and key.lower().endswith("dataset"):
             hint = 'Register it first: client.datasets.register("NAME", data)'
         message = f"{key} needs a name or an id, found {describe(value)}"
         found.refuse(Problem(key, message, plain(value), where=where, hint=hint))
+        return None
+    try:
+        repr(value)  # a registry tells what it was asked for
+    except Exception:
+        message = f"{key} needs a name or an id, found {describe(value)}"
+        found.refuse(Problem(key, message, describe(value), where=where))
         return None
     try:
         return registered(value)

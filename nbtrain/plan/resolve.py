@@ -10,7 +10,7 @@ from nbtrain.errors import PlanRefused, Problem
 from nbtrain.plan import placement, rules
 from nbtrain.plan.defaults import validation_on
 from nbtrain.plan.descriptor.document import FLAT
-from nbtrain.plan.descriptor.resolve import resolve_descriptor, resolve_flat
+from nbtrain.plan.descriptor.resolve import resolve_descriptor, resolve_flat, resolve_further
 from nbtrain.plan.descriptor.table import FIELDS, METHODS
 from nbtrain.plan.fields import Option, check
 from nbtrain.plan.identity import config_hash
@@ -44,7 +44,8 @@ def resolve(
 
     A document with ``kind`` is a descriptor; ``algorithm: sft``, there or beside it, makes options
     those of a supervised run (see :mod:`nbtrain.plan.descriptor.resolve` for both). Otherwise
-    these are the options of a reinforcement run.
+    these are the options of a reinforcement run; from a checkpoint of one by a descriptor a
+    descriptor goes on, whose ``kind`` may then be left out.
 
     ``options`` may also have the keys ``workload``, ``base_model_slug``, ``parent_checkpoint_id``
     and ``display_name``. The arguments say the same from outside the body; stated twice, equal is
@@ -73,6 +74,9 @@ def resolve(
         raise PlanRefused(in_order(_of_no_method(body, beside, registry)))
     if method == "sft":
         return resolve_flat(body, registry, beside)
+    before = _parent(body, beside, registry)
+    if before is not None and _by_descriptor(before):
+        return resolve_further(options, registry, beside, _algorithm(before))
     found = gather(options, beside)
     references = look_up(found, registry)
     settings = _fill(found, references)
@@ -100,13 +104,36 @@ def _method(body: Mapping[str, Any], beside: Mapping[str, Any], registry: Regist
     if stated:
         known = [a for a in stated if isinstance(a, str) and a in METHODS]
         return known[0] if len(known) == len(stated) and len(set(known)) == 1 else None
-    parents = (body.get("parent_checkpoint_id"), beside["parent_checkpoint_id"])
-    parent = next((ref for ref in parents if ref is not None), None)
-    if parent is None:
+    if _parent_named(body, beside) is None:
         return str(OPTIONS["algorithm"].default)
+    before = _parent(body, beside, registry)
+    return None if before is None else _algorithm(before)
+
+
+def _parent_named(body: Mapping[str, Any], beside: Mapping[str, Any]) -> object:
+    named = (body.get("parent_checkpoint_id"), beside["parent_checkpoint_id"])
+    return next((ref for ref in named if ref is not None), None)
+
+
+def _parent(
+    body: Mapping[str, Any], beside: Mapping[str, Any], registry: Registry
+) -> CheckpointInfo | None:
+    """The checkpoint that is gone on from; ``None`` also for one that has a refusal to come."""
+    named = _parent_named(body, beside)
+    if named is None:
+        return None
     name = "parent_checkpoint_id"
-    before: CheckpointInfo | None = look(Statements(), name, registry.checkpoint, Statement(parent))
-    return None if before is None else str(before.resolved["settings"]["algorithm"]["value"])
+    found: CheckpointInfo | None = look(Statements(), name, registry.checkpoint, Statement(named))
+    return found
+
+
+def _algorithm(parent: CheckpointInfo) -> str:
+    return str(parent.resolved["settings"]["algorithm"]["value"])
+
+
+def _by_descriptor(parent: CheckpointInfo) -> bool:
+    """Whether its run is a reinforcement run by a descriptor."""
+    return parent.resolved.get("door") == "descriptor" and _algorithm(parent) != "sft"
 
 
 def _of_no_method(

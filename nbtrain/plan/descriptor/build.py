@@ -63,7 +63,7 @@ def build(draft: Draft, reward: Reward, grader: str | None, total: int) -> Resol
         raise AssertionError(msg)
     config, start = _config(draft, reward), start_step(draft)
     settings = _supervised(draft) if draft.supervised else _reinforcement(draft, total, start)
-    warm = refs.warm_start
+    warm = _warm_start(draft)
     return ResolvedPlan(
         settings=settings,
         workload=_workload(draft, workload.workload_id, workload.name, dataset),
@@ -90,9 +90,7 @@ def build(draft: Draft, reward: Reward, grader: str | None, total: int) -> Resol
         validation_dataset=_dataset(refs.validation) if refs.validation is not None else None,
         reward=None if draft.supervised else {"terms": reward.terms, "origin": reward.origin},
         grader=grader,
-        warm_start=None if warm is None else ModelRef(
-            warm.model_id, warm.name, warm.config_hash, warm.weights_digest, warm.path
-        ),
+        warm_start=warm,
         smoke=SmokeRef(*(draft[f"smoke.{key}"] for key in ("sliceSize", "maxSteps", "threshold")))
         if draft.smoke else None,
         config=config,
@@ -103,6 +101,14 @@ def build(draft: Draft, reward: Reward, grader: str | None, total: int) -> Resol
         submission_id=draft["submissionId"],
         flat=draft.found.flat,
     )  # fmt: skip
+
+
+def _warm_start(draft: Draft) -> ModelRef | None:
+    """The model that the run starts from; of a resume, the one that its lineage did."""
+    warm, earlier = draft.refs.warm_start, draft.warm_before
+    if warm is None:
+        return None if earlier is None else ModelRef(**earlier)
+    return ModelRef(warm.model_id, warm.name, warm.config_hash, warm.weights_digest, warm.path)
 
 
 def _dataset(dataset: DatasetInfo) -> DatasetRef:
@@ -131,7 +137,7 @@ def _config(draft: Draft, reward: Reward) -> dict[str, Any]:
         tree["data"]["validationDataset"] = validation
     else:
         tree["reward"] = {"terms": reward.hashed}
-        warm = refs.warm_start
+        warm = _warm_start(draft)
         tree["warmStartConfigHash"] = warm.config_hash if warm is not None else None
     return tree
 
@@ -157,10 +163,14 @@ def _origins(draft: Draft, reward: Reward) -> dict[str, Origin]:
     if not draft.smoke:
         origins = {path: o for path, o in origins.items() if not path.startswith("smoke.")}
     if not draft.supervised:
-        known: dict[str, Origin] = {"stated": "stated", "default": "default"}
+        known: dict[str, Origin] = {
+            "stated": "stated", "default": "default", "inherited": "inherited",
+        }  # fmt: skip
         origins["config.reward"] = known.get(reward.origin, "computed")
         if draft.refs.warm_start is not None and not draft.stated("warmStartConfigHash"):
             origins["config.warmStartConfigHash"] = "computed"
+        if draft.refs.warm_start is None and draft.warm_before is not None:
+            origins["warmStartModelId"] = origins["config.warmStartConfigHash"] = "inherited"
     for path, ref in (("baseModel", draft.refs.base_model), ("workload", draft.refs.workload)):
         if ref is not None and origins[path] == "default":
             origins[path] = "inherited" if draft.refs.parent is not None else "computed"

@@ -32,6 +32,7 @@ FLAT: dict[str, Field] = {
 } | {"workload": FIELDS["workload"], "base_model_slug": FIELDS["baseModel"]}  # fmt: skip
 """The flat form's keys that stand for a field."""
 _MANY = 100
+OF_DESCRIPTOR = "the checkpoint's run is by a descriptor, which goes on as one"
 _BESIDE = ("parent_checkpoint_id", "display_name", "load_weights_only")
 
 
@@ -54,7 +55,9 @@ class Document(Statements):
     parent: list[Statement] = field(default_factory=list)
     load_weights_only: Statement | None = None
     further: Statement | None = None
-    """``num_steps`` of the flat form, which has none; its place is the key's."""
+    """``num_steps`` where there is none; its place is the key's."""
+    implied: bool = False
+    """It is a descriptor because what it goes on from is one."""
 
     def called(self, one: Field) -> str:
         """What refusals of this document call a field."""
@@ -77,6 +80,26 @@ def read_descriptor(document: Mapping[str, Any], beside: Mapping[str, Any]) -> D
     _walk(found, document, "")
     _check_kind(found, document)
     _take_beside(found, beside)
+    return found
+
+
+def read_further(document: object, beside: Mapping[str, Any], method: str) -> Document:
+    """The statements of what goes on from a run of ``method`` by a descriptor.
+
+    It is a descriptor that needs no ``kind``, and may also hold what else stands beside one.
+    """
+    found = Document(method=method, implied=True)
+    if isinstance(document, SourcedMapping):
+        found.problems.extend(document.problems)
+    if isinstance(document, Mapping):
+        _walk(found, document, "")
+    elif document is not None:
+        message = f"options: a mapping is needed, found {describe(document)}"
+        found.refuse(Problem("options", message, plain(document)))
+    _take_beside(found, beside)
+    stated = found.options.get("config.method")
+    if stated is not None and isinstance(stated.value, str) and stated.value in METHODS:
+        found.method = stated.value
     return found
 
 
@@ -146,6 +169,8 @@ def _walk(
         path, key_at = f"{prefix}{spelt(key)}", _key(mapping, key) or around
         value_at = _where(mapping, key) or around
         inner = [p for p in (*FIELDS, SETTINGS) if p.startswith(f"{path}.")]
+        if found.implied and not group and _take_own(found, key, value, key_at):
+            continue
         if path not in FIELDS and path not in (REWARD, SETTINGS) and not inner:
             found.refuse(_unknown(found, spelt(key), group, key_at))
         elif value is BROKEN:
@@ -159,6 +184,24 @@ def _walk(
                 found.refuse(_no_mapping(path, value, value_at))
         else:
             found.options[path] = Statement(value, value_at)
+
+
+def _take_own(found: Document, key: str, value: Any, where: Where | None) -> bool:
+    """Take what may also stand beside the document; whether it was such a thing."""
+    if key not in (*_PATHS, *_BESIDE, "num_steps") or key in FIELDS:
+        return False
+    statement = Statement(value, where)
+    if value is BROKEN:
+        found.bad.add(key)
+    elif key == "num_steps":
+        found.further = statement
+    elif key in _PATHS:
+        found.options[_PATHS[key]] = statement
+    elif key == "parent_checkpoint_id":
+        found.parent += [statement] if value is not None else []
+    else:
+        setattr(found, key, statement)
+    return True
 
 
 def _no_mapping(path: str, value: object, where: Where | None) -> Problem:
@@ -179,6 +222,8 @@ def _unknown(found: Document, key: str, group: str, where: Where | None) -> Prob
             f"{key} is an option, and a document with kind is a descriptor: it is one or the "
             "other, never a mix"
         )
+        if found.implied:
+            message = f"{key} is an option, and {OF_DESCRIPTOR}"
         known = counterpart(key, found.method)
         near = known.path if known else None
     if near is not None:

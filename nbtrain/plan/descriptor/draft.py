@@ -62,6 +62,15 @@ class Draft:
         return statement is not None and statement.value is True
 
     @property
+    def warm_before(self) -> Mapping[str, Any] | None:
+        """The model that the run of a restored training state started from, if it did from one."""
+        parent = self.refs.parent
+        if self.supervised or parent is None or self.load_weights_only:
+            return None
+        found: Mapping[str, Any] | None = parent.resolved.get("warm_start")
+        return found
+
+    @property
     def rows(self) -> int:
         """Rows that train: those of the dataset, or of its slice in a smoke check."""
         rows = self.refs.dataset.rows if self.refs.dataset is not None else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbtrain.errors import Problem
-from nbtrain.plan.descriptor.document import Document
+from nbtrain.plan.descriptor.document import OF_DESCRIPTOR, Document
 from nbtrain.plan.descriptor.draft import Draft
 from nbtrain.plan.fields import check, plain, show
 from nbtrain.plan.options import OPTIONS
@@ -34,16 +34,19 @@ def further(name: str, steps: int, before: int) -> str:
 
 
 def no_further_steps(found: Document, parent: CheckpointInfo | None) -> Problem | None:
-    """The refusal of ``num_steps`` in the flat form, which says what counts as it would."""
+    """The refusal of ``num_steps`` where there is none, which says what counts as it would."""
     if found.further is None:
         return None
-    value, where, hint = found.further.value, found.further.where, "Did you mean max_steps?"
+    name = "max_steps" if found.flat else "rlHyperparams.maxSteps"
+    value, where, hint = found.further.value, found.further.where, f"Did you mean {name}?"
     only = found.load_weights_only
     if parent is not None and not (only is not None and only.value is True):
         steps = value if type(value) is int and 0 < value < 1_000_000 else 10
-        told = further("max_steps", steps, parent.step_index)
+        told = further(name, steps, parent.step_index)
         hint += f" It counts from the run's beginning: {told}"
-    message = "there is no option num_steps with algorithm sft"
+    message = f"num_steps is an option, and {OF_DESCRIPTOR}"
+    if found.flat:
+        message = "there is no option num_steps with algorithm sft"
     return Problem("num_steps", message, plain(value), where=where, hint=hint)
 
 
@@ -60,7 +63,8 @@ def refusals(draft: Draft, total: int) -> Iterator[Problem]:
         return Problem(_PARENT, text, parent.checkpoint_id, where=where, hint=hint)
 
     only = "load_weights_only: true starts from its weights with fresh training state"
-    if draft.refs.warm_start is not None:
+    warm, earlier = draft.refs.warm_start, draft.warm_before
+    if warm is not None and (earlier is None or warm.model_id != earlier["model_id"]):
         yield of_parent("and warmStartModelId are two starts", "State one of them")
     if not parent.has_weights:
         yield of_parent("holds no weights")

@@ -7,7 +7,13 @@ from typing import Any
 
 from nbtrain.errors import PlanRefused
 from nbtrain.plan.descriptor.build import build, total_steps
-from nbtrain.plan.descriptor.document import REWARD, Document, read_descriptor, read_flat
+from nbtrain.plan.descriptor.document import (
+    REWARD,
+    Document,
+    read_descriptor,
+    read_flat,
+    read_further,
+)
 from nbtrain.plan.descriptor.draft import fill
 from nbtrain.plan.descriptor.machine import refusals as machine_refusals
 from nbtrain.plan.descriptor.machine import take_profile
@@ -22,7 +28,7 @@ from nbtrain.plan.descriptor.references import (
 from nbtrain.plan.descriptor.rules import method_refusals, take_shape
 from nbtrain.plan.descriptor.rules import refusals as field_refusals
 from nbtrain.plan.descriptor.table import FIELDS
-from nbtrain.plan.descriptor.terms import Reward, grader_with_id, read_reward
+from nbtrain.plan.descriptor.terms import Reward, grader_with_id, read_reward, reward_before
 from nbtrain.plan.descriptor.verl_settings import engine_refusals
 from nbtrain.plan.fields import check
 from nbtrain.plan.registry import Registry
@@ -30,7 +36,7 @@ from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.source import in_order
 from nbtrain.plan.statements import Statement
 
-__all__ = ["resolve_descriptor", "resolve_flat"]
+__all__ = ["resolve_descriptor", "resolve_flat", "resolve_further"]
 
 
 def resolve_descriptor(
@@ -68,6 +74,13 @@ def resolve_flat(
     return _resolve(read_flat(options, beside), registry)
 
 
+def resolve_further(
+    document: object, registry: Registry, beside: Mapping[str, Any], method: str
+) -> ResolvedPlan:
+    """The same for what goes on from a checkpoint of a run of ``method`` by a descriptor."""
+    return _resolve(read_further(document, beside, method), registry)
+
+
 def _resolve(found: Document, registry: Registry) -> ResolvedPlan:
     kind = found.options.get("kind")
     if (
@@ -79,7 +92,8 @@ def _resolve(found: Document, registry: Registry) -> ResolvedPlan:
     counted = no_further_steps(found, refs.parent)
     if counted is not None:
         found.refuse(counted)
-    draft = fill(found, refs, values_before(refs, found))
+    before = values_before(refs, found)
+    draft = fill(found, refs, before)
     take_shape(draft)
     take_profile(draft)
     for problem in method_refusals(found):
@@ -94,12 +108,16 @@ def _resolve(found: Document, registry: Registry) -> ResolvedPlan:
     if bad_grader is None:
         stated = grader_statement is not None and grader_statement.value is not None
         recorded = grader_statement if stated else Statement(workload_grader)
+        if not stated and before and refs.parent is not None and refs.parent.resolved.get("grader"):
+            recorded = Statement(refs.parent.resolved["grader"])
+            draft.origins["grader"] = "inherited"
         if recorded is not None and recorded.value is not None and "grader" not in found.bad:
             grader = grader_with_id(found, registry, recorded, "grader")
         # unstated, it depends on the workload, which already has its refusal
         told = "workload" not in found.bad or found.options.get(REWARD) is not None
         if not draft.supervised and told:
-            reward = read_reward(found, registry, refs.dataset, workload_grader)
+            earlier = reward_before(refs.parent.resolved) if before and refs.parent else None
+            reward = read_reward(found, registry, refs.dataset, workload_grader, earlier)
     total = total_steps(draft)
     for problem in (
         *dataset_problems(found, refs),

@@ -108,6 +108,9 @@ def _hash_of_warm_start(draft: Draft) -> Iterator[Problem]:
     model = draft.refs.warm_start
     if model is None and not draft.fine("warmStartModelId"):
         return
+    earlier = draft.warm_before
+    if model is None and earlier is not None and earlier["config_hash"] == draft[name]:
+        return
     if model is None or model.config_hash != draft[name]:
         of = "there is no warmStartModelId" if model is None else (
             f"the recipe of warmStartModelId is {model.config_hash[:12]}"

@@ -18,7 +18,7 @@ from nbtrain.plan.registry import BundleInfo, DatasetInfo, Registry
 from nbtrain.plan.source import BROKEN, SourcedList, SourcedMapping
 from nbtrain.plan.statements import Statement
 
-__all__ = ["LATER", "STRICT", "TERMS", "Reward", "read_reward"]
+__all__ = ["LATER", "STRICT", "TERMS", "Reward", "read_reward", "reward_before"]
 
 
 def _named(value: str) -> str | None:
@@ -61,6 +61,7 @@ LATER = ("judge", "http")
 """Kinds that are refused by name, with whatever else stands in the term."""
 STRICT = ("rule", "json-label-match", "exact", "numeric")
 """Kinds that a model which knows nothing yet scores zero on."""
+_GRADER = "the run's grader"
 _ADDED = ("answer", "ground_truth", "data_source")  # columns that every task has
 
 
@@ -223,11 +224,25 @@ def _whose(bundle: BundleInfo) -> str:
     return bundle.name or bundle.bundle_id[:12]
 
 
+def reward_before(resolved: Mapping[str, Any]) -> Reward | None:
+    """The reward of a resolved plan; ``None`` where it has none."""
+    reward, config = resolved.get("reward"), resolved.get("config") or {}
+    if not reward or not config.get("reward"):
+        return None
+    return Reward(config["reward"]["terms"], reward["terms"], reward.get("origin", "stated"))
+
+
 def read_reward(
-    found: Document, registry: Registry, dataset: DatasetInfo | None, workload_grader: str | None
+    found: Document,
+    registry: Registry,
+    dataset: DatasetInfo | None,
+    workload_grader: str | None,
+    before: Reward | None = None,
 ) -> Reward:
     """The reward of a reinforcement run: the stated one, else a grader's, else json-label-match.
 
+    A run that goes on takes over the reward ``before``, unless it states one, or another grader
+    where the grader was the reward.
     A grader that only an evaluation could use is refused by name, since it would have to score.
     """
     reader = _Reader(found, registry, dataset)
@@ -237,11 +252,25 @@ def read_reward(
     if "reward" in found.bad:
         return Reward()
     grader = found.options.get("grader")
+    graded = grader is not None and isinstance(grader.value, str)
+    if before is not None and not (graded and before.origin == _GRADER):
+        return _inherited(reader, before)
     if grader is not None and isinstance(grader.value, str):
-        return _of_grader(reader, grader, "grader", "the run's grader")
+        return _of_grader(reader, grader, "grader", _GRADER)
     if workload_grader is not None:
         return _of_grader(reader, Statement(workload_grader), "reward", "the workload's grader")
     return _finished([parse_grader(DEFAULT_GRADER).as_term()], "default")
+
+
+def _inherited(reader: _Reader, before: Reward) -> Reward:
+    """The reward of a parent, if this dataset and the bundles that there are allow it."""
+    for index, term in enumerate(before.hashed):
+        name = f"reward.terms[{index}]"
+        if "column" in term:
+            reader.column(f"{name}.column", term["column"], None)
+        if "bundle" in term:
+            reader.bundle(f"{name}.bundle", Statement(term["bundle"]))
+    return Reward(before.hashed, before.terms, "inherited")
 
 
 def grader_with_id(

@@ -22,7 +22,7 @@ from nbtrain.data.masks import LossRules
 from nbtrain.data.rendering import Renderer, end_ids_in
 from nbtrain.errors import NbtrainError, Problem, Refused, StartChecksFailed
 from nbtrain.plan.checks import Check
-from nbtrain.plan.descriptor.table import setting_names
+from nbtrain.plan.descriptor.document import in_flat
 from nbtrain.plan.resolved import DatasetRef, ResolvedPlan
 from nbtrain.plan.supervised_memory import SupervisedMemory, memory_of
 from nbtrain.rollout.forward import described
@@ -46,8 +46,13 @@ log = logging.getLogger("nbtrain.training")
 
 def naming(plan: ResolvedPlan) -> Callable[[str], str]:
     """What a setting is called where the plan was stated."""
-    names = setting_names(plan.method) if plan.door == "descriptor" else {}
-    return lambda setting: names.get(setting, setting)
+    return plan.called
+
+
+def _flat(problem: Problem) -> Problem:
+    """A refusal of rows with the names of options for what the data's floor calls fields."""
+    hint = None if problem.hint is None else in_flat(problem.hint)
+    return replace(problem, message=in_flat(problem.message), hint=hint)
 
 
 @dataclass(slots=True)
@@ -193,7 +198,7 @@ class Preparation:
         assert found is not None
         name = "" if side == "train" else "validation"
         ready.checks += checks.row_checks(found, name=name)
-        ready.problems += found.problems
+        ready.problems += map(_flat, found.problems) if plan.flat else found.problems
         if found.rows:
             rate = f"{found.rows:,} rows tokenised"
             ready.remarks.append(f"{name} {rate} at {found.rate:,.0f} rows/s".strip())
