@@ -225,7 +225,7 @@ SUPERVISED: dict[str, tuple[Any, Look, Any]] = {
         ".*q_proj", lambda r: {name.rpartition(".")[2] for name in r.modules()}, {"q_proj"},
     ),
     f"{HYPER}.optimizer.learningRate": (
-        3e-4, lambda r: [round(rate * 7 / 3e-4, 9) for rate in r.rates], [6, 5, 4, 3, 2, 1],
+        3e-4, lambda r: [round(rate * 6 / 3e-4, 9) for rate in r.rates], [6, 5, 4, 3, 2, 1],
     ),
     f"{HYPER}.optimizer.weightDecay": (0.25, lambda r: r.decay, {0.25}),
     f"{HYPER}.optimizer.maxGradNorm": (0.25, lambda r: r.clipped, {0.25}),

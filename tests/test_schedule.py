@@ -96,9 +96,9 @@ def supervised(kind: str, ratio: float, floor: float, rate: float = 1e-3) -> dic
 
 
 @pytest.mark.parametrize(
-    ("ratio", "total", "warmup"), [(0, 9, 0), (0.1, 10, 1), (0.07, 100, 7), (0.01, 3, 1)]
+    ("ratio", "total", "warmup"), [(0, 9, 1), (0.1, 10, 1), (0.07, 100, 7), (0.01, 3, 1)]
 )
-def test_warm_up_is_a_share_of_all_updates_rounded_up(
+def test_warm_up_is_a_share_of_all_updates_rounded_up_and_at_least_one(
     ratio: float, total: int, warmup: int
 ) -> None:
     assert schedule_of(supervised("linear", ratio, 0.0), total)["warmup"] == warmup
@@ -196,3 +196,13 @@ def test_transformers_own_schedule_agrees(warmup: int, hold: int, decay: int, ra
         ours["total_steps"] -= floor == 0
         for step in range(first, ours["total_steps"] + 1):
             assert learning_rate(step, **ours) == pytest.approx(expected(step), abs=1e-12)
+
+
+def test_without_warm_up_a_supervised_run_has_transformers_own_linear_rates() -> None:
+    found = trace(schedule_of(supervised("linear", 0, 0.0), 6))
+    assert found == pytest.approx([1e-3 * (6 - k) / 6 for k in range(6)], rel=1e-12)
+
+
+def test_a_single_update_trains_at_the_full_rate() -> None:
+    for kind in ("linear", "cosine", "constant"):
+        assert trace(schedule_of(supervised(kind, 0, 0.0), 1)) == [1e-3]

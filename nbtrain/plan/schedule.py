@@ -78,8 +78,12 @@ def schedule_of(options: Mapping[str, Any], total_steps: int) -> Schedule:
 
 
 def warm_up(ratio: float, total_steps: int) -> int:
-    """Updates that a share of all updates comes to, rounded up."""
-    return math.ceil(round(ratio * total_steps, 9))  # 0.07 x 100 is above 7 in floats
+    """Updates of a warm-up by share of all updates, rounded up; at least one.
+
+    The first update of a run without warm-up thus trains at the full rate, as under transformers'
+    own schedules, and a decay begins with the second.
+    """
+    return max(1, math.ceil(round(ratio * total_steps, 9)))  # 0.07 x 100 is above 7 in floats
 
 
 def trace(schedule: Schedule, *, start_step: int = 0) -> list[float]:
