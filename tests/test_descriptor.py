@@ -80,7 +80,7 @@ def test_the_reinforcement_example_resolves_to_every_option() -> None:
         "batch_size": 8, "group_size": 8, "kl_beta": 0.001, "temperature": 1.0, "num_steps": 100,
         "max_output_tokens_per_turn": 512, "max_output_tokens_per_trajectory": 512,
         "max_turns_per_trajectory": 1, "max_staleness": 0, "val_enabled": False, "lora_rank": 32,
-        "lora_alpha": 64.0, "learning_rate": 1e-5, "weight_decay": 0.01, "lr_warmup_steps": 0,
+        "lora_alpha": 64.0, "learning_rate": 1e-5, "weight_decay": 0.01, "lr_warmup_steps": 1,
         "lr_hold_steps": 100, "min_trajectories_per_group": 1, "train_on_truncation": True,
         "train_on_all_fail": True, "precision": "bf16", "seed": 42, "gpus": 1,
         "checkpoint_interval_steps": 10, "keep_checkpoints": 4, "max_seq_length": 1536,

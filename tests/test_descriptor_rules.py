@@ -208,7 +208,7 @@ def test_a_constant_reinforcement_schedule_warms_up_and_stays(world: World) -> N
     assert (p["lr_warmup_steps"], p["lr_hold_steps"], p["num_steps"]) == (4, 40, 40)
     cosine = {"kind": "cosine", "minLearningRateRatio": 0.2}
     p = plan(world, rl(maxSteps=40, scheduler=cosine))
-    assert (p["lr_warmup_steps"], p["lr_hold_steps"], p["lr_min_ratio"]) == (0, 0, 0.2)
+    assert (p["lr_warmup_steps"], p["lr_hold_steps"], p["lr_min_ratio"]) == (1, 0, 0.2)
 
 
 def test_updates_of_a_reinforcement_run(world: World) -> None:
