@@ -14,7 +14,7 @@ from nbtrain.rollout.collector import Collector
 from nbtrain.rollout.ranks import Ranks
 from nbtrain.store import RunWriter, Store, StoredRun
 from nbtrain.training import checkpoints, setup
-from nbtrain.training.certificate import certificate
+from nbtrain.training.certificate import certificate, counted
 from nbtrain.training.control import Cancelled, Control, FollowerControl
 from nbtrain.training.history import AdapterHistory
 from nbtrain.training.loop import Ending, Loop, LoopState
@@ -182,6 +182,7 @@ class Job:
             total_steps=self._plan.total_steps,
             rate_after=loop.settings.rate(loop.step + 1),
             environment=parts.environment,
-            options=self._plan.options,
-            parent_options=before.options,
+            before=counted(before, before.total_steps),
+            after=counted(self._plan, self._plan.total_steps),
+            stale=bool(self._plan["max_staleness"]),
         )

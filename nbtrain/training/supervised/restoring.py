@@ -12,9 +12,10 @@ from nbtrain.errors import Problem
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.store import Store
 from nbtrain.training import checkpoints
+from nbtrain.training.certificate import certificate, counted
 from nbtrain.training.supervised.preparing import Prepared, naming
 from nbtrain.training.supervised.rates import rates_of
-from nbtrain.training.supervised.saved import certificate, misfits
+from nbtrain.training.supervised.saved import misfits
 
 __all__ = ["restore", "total_steps"]
 
@@ -81,8 +82,7 @@ def restore(
         total_steps=total,
         rate_after=rates_of(plan, total)(plan.start_step + 1),
         environment=environment,
-        options=plan.options,
-        parent_options=ResolvedPlan.from_json(run.resolved).options,
-        parent_total_steps=run.total_steps,
+        before=counted(ResolvedPlan.from_json(run.resolved), run.total_steps),
+        after=counted(plan, total),
     )
     return said, loaded.optimizer

@@ -7,19 +7,10 @@ from typing import Any
 
 from nbtrain.errors import Problem
 from nbtrain.plan.resolved import ResolvedPlan
-from nbtrain.plan.schedule import schedule_of
-from nbtrain.training.certificate import differences, exactness, restored
+from nbtrain.training.certificate import differences
 from nbtrain.training.supervised.order import Order, dropout_seed
 
-__all__ = ["certificate", "data_order", "misfits", "plain_state"]
-
-_IRRELEVANT = frozenset(
-    {
-        *("epochs", "max_steps", "save_every", "keep_adapters", "load_weights_only"),
-        *("validation_frequency_steps", "gpus"),
-    }
-)
-"""Settings that do not change what is trained at a step, or that are compared elsewhere."""
+__all__ = ["data_order", "misfits", "plain_state"]
 
 
 def data_order(plan: ResolvedPlan, order: Order) -> dict[str, Any]:
@@ -92,39 +83,3 @@ def misfits(
             message = "this version draws dropout in another way than the checkpoint's did"
             problems.append(Problem("parent_checkpoint_id", message))
     return problems
-
-
-def certificate(
-    state: Mapping[str, Any],
-    *,
-    total_steps: int,
-    rate_after: float,
-    environment: Mapping[str, Any],
-    options: Mapping[str, Any],
-    parent_options: Mapping[str, Any],
-    parent_total_steps: int,
-) -> str:
-    """The sentence a resume leaves in the run's events.
-
-    "Exact" means bit for bit what the straight run to ``total_steps`` gives, so the rates up to
-    here have to be those of its schedule too.
-    """
-    text = restored(state, total_steps=total_steps, rate_after=rate_after)
-    changed = differences(state["environment"], environment)
-    changed += differences(
-        {k: v for k, v in parent_options.items() if k not in _IRRELEVANT},
-        {k: v for k, v in options.items() if k not in _IRRELEVANT},
-    )
-    changed += differences(
-        _length(parent_options, parent_total_steps), _length(options, total_steps)
-    )
-    return exactness(text, changed)
-
-
-def _length(options: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
-    """What the rates take from the length of the run; a constant one only its warm-up."""
-    schedule = schedule_of(options, total_steps)
-    found: dict[str, Any] = {"warm-up steps": schedule["warmup"]}
-    if options["scheduler_kind"] != "constant":
-        found["last step of the schedule"] = total_steps
-    return found
