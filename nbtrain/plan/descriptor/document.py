@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,20 @@ FLAT: dict[str, Field] = {
     f.setting: f for f in fields_of("sft") if f.setting is not None
 } | {"workload": FIELDS["workload"], "base_model_slug": FIELDS["baseModel"]}  # fmt: skip
 """The flat form's keys that stand for a field."""
+_IN_TEXT = {
+    called: flat
+    for flat, one in FLAT.items()
+    for called in (one.path, one.name, one.key)
+    if called != called.lower() or "." in called
+}
+_WORDS = re.compile(r"(?<![\w.])(" + "|".join(map(re.escape, _IN_TEXT)) + r")(?![\w.]*\w)")
+
+
+def in_flat(text: str) -> str:
+    """A sentence on fields with the flat form's names for them."""
+    return _WORDS.sub(lambda found: _IN_TEXT[found[1]], text)
+
+
 _MANY = 100
 OF_DESCRIPTOR = "the checkpoint's run is by a descriptor, which goes on as one"
 _BESIDE = ("parent_checkpoint_id", "display_name", "load_weights_only")
@@ -239,6 +254,8 @@ def _members(group: str, method: str) -> str:
     if not any(path.startswith(prefix) for path in paths):
         paths = list(FIELDS)
     keys = [path[len(prefix) :].split(".")[0] for path in paths if path.startswith(prefix)]
+    if group == "config" and method != "sft":
+        keys.append("reward")
     *most, last = dict.fromkeys(keys)
     listed = f"{', '.join(most)} and {last}" if most else last
     return f"{short(group) or 'A descriptor'} takes {listed}"

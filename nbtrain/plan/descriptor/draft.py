@@ -9,7 +9,7 @@ from typing import Any
 from nbtrain.errors import Problem, Where
 from nbtrain.plan.descriptor.document import Document
 from nbtrain.plan.descriptor.table import Field, named
-from nbtrain.plan.fields import as_python, check, plain, show
+from nbtrain.plan.fields import as_python, brief, check, plain, show
 from nbtrain.plan.registry import (
     AdapterInfo,
     BaseModelInfo,
@@ -103,7 +103,9 @@ class Draft:
         origin: str = self.origins[name]
         if name in self.zeros:
             origin += ", which the stated 0 takes"
-        told = f"{self.called(name)} {show(self.values[name])}"
+        value = self.values[name]
+        shown = brief(value) if isinstance(value, str) else show(value)
+        told = f"{self.called(name)} {shown}"
         return told if origin == "stated" else f"{told} ({origin})"
 
     def where(self, *names: str) -> Where | None:

@@ -46,6 +46,7 @@ def no_further_steps(found: Document, parent: CheckpointInfo | None) -> Problem 
         hint += f" It counts from the run's beginning: {told}"
     message = f"num_steps is an option, and {OF_DESCRIPTOR}"
     if found.flat:
+        found.bad.add("max_steps")  # so that nothing is told of an end that is not meant
         message = "there is no option num_steps with algorithm sft"
     return Problem("num_steps", message, plain(value), where=where, hint=hint)
 
@@ -89,10 +90,10 @@ def refusals(draft: Draft, total: int) -> Iterator[Problem]:
             "goes on in the same rows"
         )
         yield draft.problem("dataset", message, before["dataset_id"], only)
-    if dataset is not None and total <= parent.step_index:
-        longer = ("training.epochs", "training.maxSteps") if draft.supervised else (
-            "rlHyperparams.epochs", "rlHyperparams.maxSteps",
-        )  # fmt: skip
+    longer = ("training.epochs", "training.maxSteps") if draft.supervised else (
+        "rlHyperparams.epochs", "rlHyperparams.maxSteps",
+    )  # fmt: skip
+    if dataset is not None and total <= parent.step_index and draft.fine(*longer):
         name = longer[1] if draft[longer[1]] else longer[0]
         message = (
             f"{draft.said(name)}: the run ends at step {show(total)}, and checkpoint {short} is at "
