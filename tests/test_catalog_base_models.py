@@ -342,3 +342,10 @@ def test_reading_models_imports_no_torch(home: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/x", "./a\0b", "./" + "x" * 5000])
+def test_a_path_that_is_none_is_refused(catalog: Catalog, path: str) -> None:
+    for ask in (catalog.base_model, lambda ref: catalog.select_base_model(ref, "m")):
+        with pytest.raises(Refused, match="is no path that can be used"):
+            ask(path)

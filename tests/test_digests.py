@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.catalog import digests
 from nbtrain.catalog.digests import FileDigests
 
 
@@ -27,6 +26,6 @@ def test_a_file_is_read_again_when_it_was_written_with_its_old_size_and_time(
     os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
     other.replace(file)
     assert memory.sha256(file) == hashlib.sha256(b"six").hexdigest()
-    monkeypatch.setattr(digests.hashlib, "file_digest", None)
+    monkeypatch.setattr(hashlib, "file_digest", None)
     known = FileDigests(tmp_path / "memory.json").sha256(file)
     assert known == hashlib.sha256(b"six").hexdigest(), "an unchanged file is not read again"

@@ -26,6 +26,7 @@ from nbtrain.catalog.sizes import model_sizes
 from nbtrain.catalog.thinking import template_kind, templates_in, thinking
 from nbtrain.errors import NotFound, Problem, Refused
 from nbtrain.plan.registry import ModelSizes, Template
+from nbtrain.store.home import usable_path
 from nbtrain.store.names import unknown
 
 __all__ = ["EMBEDDED", "BaseModel", "check_model_name", "embedded_folder", "read_base_model"]
@@ -91,7 +92,7 @@ def read_base_model(ref: str, digests: FileDigests, *, slug: str | None = None) 
     if ref == EMBEDDED:
         return _folder(embedded_folder(), EMBEDDED, "embedded", digests)
     if is_path(ref):
-        path = Path(os.path.abspath(Path(ref).expanduser()))
+        path = Path(os.path.abspath(usable_path(ref, "baseModel")))
         if path.suffix == ".gguf":
             return _gguf(path, slug or str(path), digests)
         return _folder(path, slug or str(path), "folder", digests)

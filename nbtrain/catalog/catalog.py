@@ -18,7 +18,7 @@ from nbtrain.catalog.repositories import is_repository
 from nbtrain.catalog.workload_files import write_workload
 from nbtrain.catalog.workloads import VERSION, Workload, WorkloadSpec, load_workload
 from nbtrain.errors import NotFound, Problem, Refused
-from nbtrain.store import Store, private_folder, unknown
+from nbtrain.store import Store, private_folder, unknown, usable_path
 
 __all__ = ["Catalog"]
 
@@ -155,6 +155,7 @@ class Catalog:
     @staticmethod
     def _source(path: str | Path) -> str:
         """What was handed over, written so that a path cannot be taken for a repository."""
-        if isinstance(path, str) and (is_path(path) or not Path(path).exists()):
+        found = usable_path(path, "path")
+        if isinstance(path, str) and (is_path(path) or not found.exists()):
             return path
-        return str(Path(path).expanduser().absolute())
+        return str(found)

@@ -130,7 +130,7 @@ class BaseModels:
         Raises :class:`Refused` with every reason it cannot be trained.
         """
         path = str(path)
-        name = name or Path(path).expanduser().name.removesuffix(".gguf")
+        name = name or Path(path).name.removesuffix(".gguf")
         return BaseModelItem(self._parts.catalog.select_base_model(path, name))
 
 

@@ -259,7 +259,9 @@ class DatasetInfo(Protocol):
     def facts(self) -> Mapping[str, tuple[int, int]]:
         """How many rows are of a kind, and the physical line of the first, for the kinds that
         occur: ``images`` (an image part), ``unanswered`` (the last message is not the
-        assistant's), ``tools`` (a tool list, tool calls or tool results).
+        assistant's), ``tools`` (a tool list, tool calls or tool results), and
+        ``answers_without_json`` (the last message is the assistant's, and neither an object nor
+        a list stands in its text), which datasets of earlier versions lack.
         """
         ...
 
