@@ -19,7 +19,7 @@ from nbtrain.catalog import Catalog, tokenizer_digest
 from nbtrain.catalog.architecture import carries_over
 from nbtrain.data.datasets import DatasetRegistry
 from nbtrain.data.masks import LossRules
-from nbtrain.data.rendering import Renderer, end_ids_in
+from nbtrain.data.rendering import WRITES_DATE, Renderer, end_ids_in, writes_date
 from nbtrain.errors import NbtrainError, Problem, Refused, StartChecksFailed
 from nbtrain.plan.checks import Check
 from nbtrain.plan.descriptor.document import in_flat
@@ -149,6 +149,8 @@ class Preparation:
                 ready.tokenizer = load_tokenizer(folder)
             ready.tokenizer_fingerprint = tokenizer_digest(folder)
             ready.ends = tuple(sorted(end_ids_in(folder, ready.tokenizer)))
+            if writes_date(ready.tokenizer):
+                ready.remarks.append(WRITES_DATE)
             return self._tokenize(ready.tokenizer)
         except Refused as refused:
             ready.problems += refused.problems
@@ -180,7 +182,7 @@ class Preparation:
             self._says(f"reading the dataset {ref.name or ref.dataset_id[:12]}")
             try:
                 found = tokenize(
-                    DatasetRegistry(self._store).get(ref.dataset_id),
+                    DatasetRegistry(self._store).get(ref.dataset_id).verify(),
                     renderer,
                     loss_rules(plan),
                     folder,
