@@ -105,6 +105,11 @@ def test_what_is_not_there_is_named_with_what_is(registry: DatasetRegistry) -> N
         registry.register("d", "/nowhere/rows.jsonl")
 
 
+def test_half_a_surrogate_pair_names_nothing(registry: DatasetRegistry) -> None:
+    with pytest.raises(NotFound, match="no dataset is called"):
+        registry.get("\ud800")
+
+
 def test_an_ambiguous_prefix_is_refused(registry: DatasetRegistry) -> None:
     by_prefix: dict[str, str] = {}
     for n in range(2_000):

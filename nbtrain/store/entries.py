@@ -114,7 +114,9 @@ class Entries(Reader):
         return found[0] if found else None
 
     def alias(self, kind: str, name: str) -> str | None:
-        """What a name points at now."""
+        """What a name points at now; nothing where it is no valid text, which no table can hold."""
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            return None
         table = tables.aliases
         query = select(table.c.target).where(table.c.kind == kind, table.c.name == name)
         with self.database.reading() as connection:
