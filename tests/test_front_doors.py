@@ -396,7 +396,7 @@ def test_going_on_from_a_supervised_run(ready: Client, launched: list[Run]) -> N
     document["config"]["hyperparams"]["training"]["epochs"] = 3
     view = ready.training.resolve(document, parent_checkpoint_id=checkpoint)
     assert (view.plan.start_step, view.plan.total_steps) == (5, 15)
-    certificate = "step 5 to 15, 10 updates, learning rate 5.455e-5 before, 6.25e-5 after"
+    certificate = "step 5 to 15, 10 updates, learning rate 6e-5 before, 6.667e-5 after"
     assert certificate in view.notes
     flat = ready.training.resolve(
         options={"epochs": 3}, parent_checkpoint_id=checkpoint[:10], display_name="more"
