@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import random
@@ -20,13 +21,14 @@ from test_loop import adds_up, length, make_loop, same
 from tiny_models import tiny_model
 
 from nbtrain.data.datasets import DatasetRegistry
-from nbtrain.errors import StartChecksFailed, Where
+from nbtrain.errors import NbtrainError, StartChecksFailed, Where
 from nbtrain.rollout.admission import AS_GRADED, GroupOutcome, admit, judge
 from nbtrain.rollout.draws import task_order
 from nbtrain.rollout.ledger import Ledger, trajectory_rows
 from nbtrain.rollout.types import Finish, SampleRequest, Trajectory
 from nbtrain.rollout.types import TerminationReason as R
 from nbtrain.store import open_store
+from nbtrain.training import setup
 from nbtrain.training.checking import check_only
 from nbtrain.training.loop import Ending
 
@@ -314,6 +316,22 @@ def test_a_run_over_a_datasets_rows(home: Path) -> None:
         )
         assert checks["reward_answers"]["measured"] == 1.0
         assert checks["longest_prompt"]["refuse"] == 256 - 4
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")], ids=["own", "file"]
+)
+def test_memory_that_runs_out_in_start_up_is_told(
+    error: Exception, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(setup, "load_policy", exhausted)
+    with open_store() as store:
+        plan = plan_of(DatasetRegistry(store).register("sums", sums(4)))
+        with pytest.raises(NbtrainError, match=r"^out of memory in start-up: .*no checkpoint was"):
+            run_here(store, plan)
 
 
 def test_everything_that_keeps_a_run_from_starting_is_told_at_once(

@@ -258,7 +258,7 @@ def test_a_longer_run_goes_on_and_says_what_is_new(world: World) -> None:
     assert [s["step"] for s in world.steps(going)] == [4, 5, 6]
     message = next(p["message"] for p in world.store.phases(going.key) if p["phase"] == "TRAINING")
     assert "step 3 to 6, 3 updates, learning rate" in message
-    assert "not exact: learning_rate 0.002 -> 0.001, last step of the schedule 3 -> 6" in message
+    assert "not exact: last step of the schedule 3 -> 6, learning_rate 0.002 -> 0.001" in message
 
 
 def test_a_job_trains_at_the_rates_that_previews_draw(world: World) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nbtrain.catalog import Catalog
-from nbtrain.errors import NbtrainError, NotFound, Problem, Refused, StartChecksFailed
+from nbtrain.errors import NbtrainError, NotFound, Problem, Refused, StartChecksFailed, first_line
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.store import Store
 from nbtrain.training.exhausted import is_exhausted
@@ -57,9 +57,8 @@ def loading(plan: ResolvedPlan, what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, NbtrainError) or is_exhausted(error):
             raise
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         said = f"{what} of {plan.base_model.slug} cannot be loaded: {type(error).__name__}: "
-        raise StartChecksFailed([_problem(plan, said + reason)]) from error
+        raise StartChecksFailed([_problem(plan, said + first_line(error))]) from error
 
 
 def _problem(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Literal
 
 import torch
@@ -32,7 +33,11 @@ def is_exhausted(error: BaseException) -> bool:
     """Whether ``error`` says that a device or the machine has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    # torch's words, and those of libraries that read the files of weights
+    words = ("DefaultCPUAllocator", "Cannot allocate memory", "os error 12")
+    return any(word in str(error) for word in words)
 
 
 def sentence(
@@ -55,7 +60,7 @@ def sentence(
             f"({size(expected.weights)} base model, {size(expected.adapter)} adapter, "
             f"{size(expected.loss)} loss of the longest reply, {size(expected.kv)} keys and values)"
         )
-    where = f"in step {step}, in {part}"
+    where = "in start-up" if part == "start-up" else f"in step {step}, in {part}"
     return told(error, where=where, expected=need, lower=_LOWER[door].get(part), saved=saved)
 
 

@@ -7,6 +7,7 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
+from nbtrain.errors import NbtrainError
 from nbtrain.plan.checks import Check
 from nbtrain.plan.phases import Phase
 from nbtrain.plan.resolved import ResolvedPlan
@@ -16,6 +17,7 @@ from nbtrain.store import RunWriter, Store, StoredRun
 from nbtrain.training import checkpoints, setup
 from nbtrain.training.certificate import certificate, counted
 from nbtrain.training.control import Cancelled, Control, FollowerControl
+from nbtrain.training.exhausted import is_exhausted, sentence
 from nbtrain.training.history import AdapterHistory
 from nbtrain.training.loop import Ending, Loop, LoopState
 from nbtrain.training.models import register_newest
@@ -54,6 +56,14 @@ class Job:
             )
             try:
                 parts = starter.start(stack)
+            except Exception as error:
+                if not is_exhausted(error):
+                    raise
+                door = self._plan.door
+                said = sentence(
+                    error, part="start-up", step=0, expected=None, saved=None, door=door
+                )
+                raise NbtrainError(said) from error
             finally:
                 self._keep(starter.checks, ranks)
             loop = self._loop(parts, ranks, control)

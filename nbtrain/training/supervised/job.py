@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from nbtrain.errors import NbtrainError, StartChecksFailed
 from nbtrain.plan.phases import Phase
 from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.plan.supervised_memory import SupervisedMemory
 from nbtrain.rollout.ranks import Ranks
 from nbtrain.store import RunWriter, Store, StoredRun
 from nbtrain.training.control import Cancelled, Control, FollowerControl
@@ -83,9 +85,13 @@ class SupervisedJob:
     ) -> Ending:
         environment = self._environment(device, ranks)
         total = total_steps(self._plan, ready)
-        restored, optimizer = restore(
-            self._store, self._plan, ready, total=total, ranks=ranks.size, environment=environment
-        )
+        with self._memory_told(lambda: ready.memory):
+            restored, optimizer = restore(
+                *(self._store, self._plan, ready),
+                total=total,
+                ranks=ranks.size,
+                environment=environment,
+            )
         if ready.problems:
             raise StartChecksFailed(ready.problems)
         if total != self._plan.total_steps and ranks.rank == 0:
@@ -167,22 +173,8 @@ class SupervisedJob:
             says=control.doing,
             tick=control,
         )
-        try:
+        with self._memory_told(lambda: preparation.memory):
             ready = preparation.run()
-        except (RuntimeError, MemoryError) as error:
-            if not is_exhausted(error):
-                raise
-            raise NbtrainError(
-                sentence(
-                    error,
-                    part="preparation",
-                    step=0,
-                    plan=self._plan,
-                    expected=preparation.memory,
-                    saved=None,
-                    name=naming(self._plan),
-                )
-            ) from error
         if ranks.rank == 0:
             rows = [check.to_json() for check in ready.checks]
             insist(lambda: self._store.put_checks(self._run.key, rows))
@@ -191,6 +183,25 @@ class SupervisedJob:
             if check.verdict == "warned":
                 ready.remarks.append(f"{check.name}: {check.said}")
         return ready
+
+    @contextmanager
+    def _memory_told(self, expected: Callable[[], SupervisedMemory | None]) -> Iterator[None]:
+        """Say what to lower where memory runs out before the first update."""
+        try:
+            yield
+        except Exception as error:
+            if not is_exhausted(error):
+                raise
+            said = sentence(
+                error,
+                part="preparation",
+                step=0,
+                plan=self._plan,
+                expected=expected(),
+                saved=None,
+                name=naming(self._plan),
+            )
+            raise NbtrainError(said) from error
 
     def _environment(self, device: torch.device, ranks: Ranks) -> dict[str, Any]:
         found = describe(
