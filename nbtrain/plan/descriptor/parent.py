@@ -44,9 +44,9 @@ def no_further_steps(found: Document, parent: CheckpointInfo | None) -> Problem 
         steps = value if type(value) is int and 0 < value < 1_000_000 else 10
         told = further(name, steps, parent.step_index)
         hint += f" It counts from the run's beginning: {told}"
+    found.bad.add(name)  # so that nothing is told of an end that is not meant
     message = f"num_steps is an option, and {OF_DESCRIPTOR}"
     if found.flat:
-        found.bad.add("max_steps")  # so that nothing is told of an end that is not meant
         message = "there is no option num_steps with algorithm sft"
     return Problem("num_steps", message, plain(value), where=where, hint=hint)
 
