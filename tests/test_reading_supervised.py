@@ -652,6 +652,14 @@ def test_time_is_told_only_where_it_was_measured(client: Client) -> None:
     assert "<li>" in known._repr_html_()
 
 
+def test_a_flat_run_is_told_under_its_own_names(client: Client) -> None:
+    run = stored.create_supervised(client)
+    store, row = stored.store_of(client), stored.row_of(run)
+    assert gather(store, row).door == "descriptor"
+    store._set(run._key, resolved={**row.resolved, "flat": True})
+    assert gather(store, stored.row_of(run)).door == "options"
+
+
 def test_a_smoke_check_goes_by_the_median_update(client: Client) -> None:
     run = ended(client, 500.0)
     parts = client._parts
