@@ -466,6 +466,8 @@ def test_long_texts_are_cut_and_a_document_has_a_size(world: World) -> None:
     assert all(len(str(p)) < 500 for p in found)
     choice = the(world, put(descriptor(), "config.model.precision", "z" * 5000))
     assert len(str(choice)) < 200
+    column = put(descriptor("grpo"), "config.loss.explicitLossMaskColumn", "z" * 5000)
+    assert len(str(the(world, column))) < 300
     with pytest.raises(PlanRefused, match="characters; allowed: at most 1,048,576"):
         parse(f"kind: run\ndescription: {'x' * MOST}\n")
 

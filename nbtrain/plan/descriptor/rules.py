@@ -10,7 +10,7 @@ from nbtrain.plan.descriptor.draft import Draft
 from nbtrain.plan.descriptor.field import short
 from nbtrain.plan.descriptor.sizing import SEQUENCES, qualified_tokens
 from nbtrain.plan.descriptor.table import FIELDS, Field
-from nbtrain.plan.fields import check, describe, plain, show
+from nbtrain.plan.fields import brief, check, describe, plain, show
 
 _OF_METHOD = {"config.hyperparams": ("sft",), "config.rlHyperparams": ("grpo", "gspo")}
 _STATE = "State method: grpo"
@@ -67,7 +67,7 @@ def _more_than_defaults(found: Document, group: str) -> Iterator[Problem]:
         if problem is not None:
             yield problem
         elif value is not None if one.looked_up else value != one.option.default:
-            said = describe(value) if one.looked_up else show(value)
+            said = describe(value) if one.looked_up else brief(show(value))
             message = (
                 f"{one.name} {said} is for sft, this run is {found.method}, which takes its "
                 "loss from the reward and reads its dataset as prompts"
