@@ -366,3 +366,28 @@ def test_everything_that_keeps_a_run_from_starting_is_told_at_once(
         assert {c.name for c in checks if c.verdict == "refused"} == failed
         assert len(store.runs()) == 1
         assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.mark.parametrize("bad", [[0], [0, 3]])
+def test_a_bad_row_is_not_what_the_reward_is_judged_by(home: Path, bad: list[int]) -> None:
+    rows = sums(6)
+    for n in range(6):
+        rows[n]["messages"][1]["content"] = "no label here" if n in bad else f'{{"sum": {n}}}'
+    with open_store(home) as store:
+        dataset = DatasetRegistry(store).register("labels", rows)
+        terms = [{"kind": "json-label-match", "name": "json-label-match", "weight": 1.0}]
+        run, ending = run_here(store, plan_of(dataset, terms=terms, num_steps=1))
+        checks = {check["name"]: check for check in store.run(run.key).checks}
+        assert checks["reward_answers"]["measured"] == 1.0
+        assert ending.failure is None
+
+
+def test_no_row_with_a_grade_refuses_the_start(home: Path) -> None:
+    rows = sums(6)
+    for row in rows:
+        row["messages"][1]["content"] = "no label here"
+    with open_store(home) as store:
+        dataset = DatasetRegistry(store).register("plain", rows)
+        terms = [{"kind": "json-label-match", "name": "json-label-match", "weight": 1.0}]
+        with pytest.raises(StartChecksFailed, match="0 of 4 completions of the trial were graded"):
+            run_here(store, plan_of(dataset, terms=terms, num_steps=1))

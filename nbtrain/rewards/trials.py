@@ -21,7 +21,8 @@ class Trial(list[Problem]):
     """The problems a trial found, all of them; ``warnings`` are what it only remarks on.
 
     ``graded`` counts the completions that every term with a weight gave a grade. ``excused`` is
-    whether it may be none: what kept them from it need not do so in training.
+    whether it may be none: what kept them from it need not do so in training. ``ungraded`` is
+    whether nothing else is wrong than that there is no grade, which may be this task's fault.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Trial(list[Problem]):
         super().__init__(problems)
         self.warnings: tuple[str, ...] = tuple(warnings)
         self.graded, self.excused = graded, excused
+        self.ungraded = bool(self) and all(problem.hint == _UNGRADED for problem in self)
 
 
 def trial(
@@ -106,7 +108,7 @@ def _none_graded(weighed: Sequence[tuple[str, Sequence[Grade]]]) -> Problem:
     return Problem("rewards", message, found=0, allowed="at least 1", hint=_UNGRADED)
 
 
-_UNGRADED = "A completion without a grade teaches nothing; the trial is of the first task"
+_UNGRADED = "A completion without a grade teaches nothing"
 
 
 _HINTS = {

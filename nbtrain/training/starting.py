@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -166,9 +166,9 @@ class Starter:
             tick=self._control,
         )
         self._try(
-            Trial(flight, rewards, environments, talks[0], self._says, self._control),
+            lambda: Trial(flight, rewards, environments, talks[0], self._says, self._control),
             policy,
-            train[0],
+            train,
         )
         self._control.activity = lambda: None
         problems = [p for one in self._ranks.gather(self._problems) for p in one]
@@ -336,11 +336,18 @@ class Starter:
             self._remark(remark)
         return policy, tuple(end_ids(policy.model.generation_config, tokenizer))
 
-    def _try(self, trial: Trial, policy: Policy, task: TaskView) -> None:
-        """One group, in the real processes of environments and rewards."""
+    def _try(self, make: Callable[[], Trial], policy: Policy, tasks: Sequence[TaskView]) -> None:
+        """One group, in the real processes of environments and rewards.
+
+        A task that gets no grade may be a bad one: then another is tried, two more at most.
+        """
         size, seed = self._plan["group_size"], self._plan["seed"]
         streams = [(seed, TRIAL_STREAM, sample) for sample in range(size)]
-        trial.run(task, streams, setup.training_sampling(self._plan, policy))
+        for place in sorted({0, len(tasks) // 2, len(tasks) - 1}):
+            trial = make()
+            trial.run(tasks[place], streams, setup.training_sampling(self._plan, policy))
+            if not trial.ungraded or self._problems:
+                break
         self._problems += trial.problems
         self.checks += trial.checks
         for remark in trial.remarks:

@@ -40,7 +40,8 @@ class Trial:
     """Tries one group. ``says`` hears what is being done, ``tick`` raises to stop the run.
 
     What is wrong is in ``problems`` when it is over, what is only worth knowing in ``remarks``,
-    what was measured of the rewards in ``checks``.
+    what was measured of the rewards in ``checks``; ``ungraded`` is whether the task alone may be
+    at fault, whose completions got no grade.
     """
 
     flight: Flight
@@ -52,6 +53,7 @@ class Trial:
     problems: list[Problem] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    ungraded: bool = False
 
     def run(self, task: TaskView, streams: Sequence[tuple[int, ...]], sampling: Sampling) -> None:
         """Sample a group for ``task``, one trajectory for each stream, and grade it."""
@@ -125,6 +127,7 @@ class Trial:
             tick=tick,
             unrewarded=self._unrewarded([group.trajectories[n].reason for n in kept], request),
         )
+        self.ungraded = tried.ungraded
         self.problems += tried
         self.remarks += tried.warnings
         seconds = time.monotonic() - began
