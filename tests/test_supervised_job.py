@@ -19,9 +19,9 @@ from nbtrain.errors import NbtrainError, StartChecksFailed
 from nbtrain.plan.phases import Phase
 from nbtrain.plan.schedule import schedule_of, trace
 from nbtrain.store import open_store
+from nbtrain.training import base_job
 from nbtrain.training.adapted import AdaptedModel
 from nbtrain.training.control import Cancelled, Control
-from nbtrain.training.supervised import job as job_module
 from nbtrain.training.supervised import preparing
 from nbtrain.training.supervised.job import SupervisedJob
 from nbtrain.training.supervised.loop import SupervisedLoop
@@ -297,7 +297,7 @@ def test_cancelled_within_an_update(world: World, monkeypatch: pytest.MonkeyPatc
                 self._next_command = 0.0
             super().__call__()
 
-    monkeypatch.setattr(job_module, "Control", Impatient)
+    monkeypatch.setattr(base_job, "Control", Impatient)
     with pytest.raises(Cancelled, match="on request"):
         SupervisedJob(world.store, run, 1).run()
     assert len(told) <= 31

@@ -8,20 +8,19 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nbtrain.errors import NbtrainError
-from nbtrain.plan.checks import Check
 from nbtrain.plan.phases import Phase
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.rollout.collector import Collector
 from nbtrain.rollout.ranks import Ranks
-from nbtrain.store import RunWriter, Store, StoredRun
 from nbtrain.training import checkpoints, setup
+from nbtrain.training.base_job import BaseJob
 from nbtrain.training.certificate import certificate, counted
-from nbtrain.training.control import Cancelled, Control, FollowerControl
+from nbtrain.training.control import Control, FollowerControl
 from nbtrain.training.exhausted import is_exhausted, sentence
 from nbtrain.training.history import AdapterHistory
 from nbtrain.training.loop import Ending, Loop, LoopState
 from nbtrain.training.models import register_newest
-from nbtrain.training.ranks import Joined, join_ranks
+from nbtrain.training.ranks import join_ranks
 from nbtrain.training.record import StoreRecorder, insist
 from nbtrain.training.starting import Parts, Starter
 from nbtrain.training.update import Updater
@@ -33,23 +32,13 @@ __all__ = ["Job"]
 log = logging.getLogger("nbtrain.training")
 
 
-class Job:
+class Job(BaseJob):
     """Puts a run together and runs its loop; rank 0 alone moves phases and records."""
-
-    def __init__(self, store: Store, run: StoredRun, attempt: int) -> None:
-        self._store = store
-        self._run = run
-        self._attempt = attempt
-        self._plan = ResolvedPlan.from_json(run.resolved)
-        self._folder = store.run_folder(run.run_id)
-        self._writer = RunWriter(store, run.key, attempt)
 
     def run(self) -> Ending:
         """Start up, check, train. Raises :class:`Cancelled` when stopped."""
         ranks, device = join_ranks(self._folder, self._attempt)
         control = self._control(ranks)
-        if isinstance(ranks, Joined):
-            ranks.while_waiting = control.waiting
         with ExitStack() as stack:
             starter = Starter(
                 self._store, self._plan, self._folder, ranks=ranks, device=device, control=control
@@ -82,31 +71,6 @@ class Job:
             if ending.failure is None and loop.updates > before and not ranks.rank:
                 insist(lambda: register_newest(self._store, self._run, self._plan))
         return ending
-
-    def _keep(self, checks: list[Check], ranks: Ranks) -> None:
-        """What the start checks measured stands on the run, whether they let it start or not."""
-        if not ranks.rank:
-            rows = [check.to_json() for check in checks]
-            insist(lambda: self._store.put_checks(self._run.key, rows))
-
-    def _control(self, ranks: Ranks) -> Control | FollowerControl:
-        def beat(activity: str | None = None) -> None:
-            self._store.heartbeat(self._run.key, self._attempt, "rank", activity=activity)
-
-        if ranks.rank:
-            return FollowerControl(beat)
-        return Control(self._writer.unhandled_commands, self._writer.handled, beat)
-
-    def _move(self, ranks: Ranks, phase: Phase, message: str = "") -> None:
-        """Enter a phase. An attempt that may not has been stopped or replaced meanwhile."""
-        if ranks.rank:
-            return
-        moved = self._store.move_phase(
-            self._run.key, phase, attempt=self._attempt, message=message or None
-        )
-        if not moved:
-            msg = f"the run may not enter {phase}: it has been stopped"
-            raise Cancelled(msg)
 
     def _loop(self, parts: Parts, ranks: Ranks, control: Control | FollowerControl) -> Loop:
         plan, policy = self._plan, parts.policy

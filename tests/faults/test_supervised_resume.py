@@ -20,8 +20,8 @@ from safetensors.numpy import load_file
 from supervised_world import World, chats
 
 from nbtrain.store import StoredRun, open_store
+from nbtrain.training import base_job
 from nbtrain.training.control import Cancelled, Control
-from nbtrain.training.supervised import job as job_module
 from nbtrain.training.supervised.job import SupervisedJob
 
 STEPS = 12
@@ -129,7 +129,7 @@ def test_stopped_within_an_update_and_gone_on(
             super().__call__()
 
     with monkeypatch.context() as patch:
-        patch.setattr(job_module, "Control", Halting)
+        patch.setattr(base_job, "Control", Halting)
         with pytest.raises(Cancelled):
             SupervisedJob(world.store, halted, 1).run()
     goes_on_as(world, form, halted, straight[form])

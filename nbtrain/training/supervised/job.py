@@ -15,18 +15,18 @@ from transformers.utils import logging as transformers_logging
 
 from nbtrain.errors import NbtrainError, StartChecksFailed
 from nbtrain.plan.phases import Phase
-from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.supervised_memory import SupervisedMemory
 from nbtrain.rollout.ranks import Ranks
-from nbtrain.store import RunWriter, Store, StoredRun
-from nbtrain.training.control import Cancelled, Control, FollowerControl
+from nbtrain.store import Store, StoredRun
+from nbtrain.training.base_job import BaseJob
+from nbtrain.training.control import Control, FollowerControl
 from nbtrain.training.environment import describe
 from nbtrain.training.exhausted import is_exhausted
 from nbtrain.training.loop import Ending
 from nbtrain.training.models import register_newest
 from nbtrain.training.outcome import attempt_folder
 from nbtrain.training.partials import ROWS, TRAINER, clear_scratch
-from nbtrain.training.ranks import Joined, join_ranks
+from nbtrain.training.ranks import join_ranks
 from nbtrain.training.record import insist
 from nbtrain.training.supervised.exhausted import sentence
 from nbtrain.training.supervised.loop import SupervisedLoop
@@ -40,22 +40,18 @@ __all__ = ["SupervisedJob"]
 log = logging.getLogger("nbtrain.training")
 
 
-class SupervisedJob:
+class SupervisedJob(BaseJob):
     """Tokenizes, checks, trains and records; rank 0 alone moves phases and writes."""
 
     def __init__(self, store: Store, run: StoredRun, attempt: int) -> None:
-        self._store, self._run, self._attempt = store, run, attempt
-        self._plan = without_validation(ResolvedPlan.from_json(run.resolved))
-        self._folder = store.run_folder(run.run_id)
-        self._writer = RunWriter(store, run.key, attempt)
+        super().__init__(store, run, attempt)
+        self._plan = without_validation(self._plan)
 
     def run(self) -> Ending:
         """Start up, check, train. Raises :class:`Cancelled` when stopped."""
         transformers_logging.disable_progress_bar()
         ranks, device = join_ranks(self._folder, self._attempt)
         control = self._control(ranks)
-        if isinstance(ranks, Joined):
-            ranks.while_waiting = control.waiting
         own = attempt_folder(self._folder, self._attempt)
         try:
             return self._start(ranks, device, control, own)
@@ -138,25 +134,6 @@ class SupervisedJob:
             insist(lambda: self._store.put_verdict(self._run.key, verdict))
         return ending if ending.failure is not None else Ending(ended=ending_of(verdict))
 
-    def _control(self, ranks: Ranks) -> Control | FollowerControl:
-        def beat(activity: str | None = None) -> None:
-            self._store.heartbeat(self._run.key, self._attempt, "rank", activity=activity)
-
-        if ranks.rank:
-            return FollowerControl(beat)
-        return Control(self._writer.unhandled_commands, self._writer.handled, beat)
-
-    def _move(self, ranks: Ranks, phase: Phase, message: str = "") -> None:
-        """Enter a phase. An attempt that may not has been stopped or replaced meanwhile."""
-        if ranks.rank:
-            return
-        moved = self._store.move_phase(
-            self._run.key, phase, attempt=self._attempt, message=message or None
-        )
-        if not moved:
-            msg = f"the run may not enter {phase}: it has been stopped"
-            raise Cancelled(msg)
-
     def _prepare(
         self,
         ranks: Ranks,
@@ -175,9 +152,7 @@ class SupervisedJob:
         )
         with self._memory_told(lambda: preparation.memory):
             ready = preparation.run()
-        if ranks.rank == 0:
-            rows = [check.to_json() for check in ready.checks]
-            insist(lambda: self._store.put_checks(self._run.key, rows))
+        self._keep(ready.checks, ranks)
         for check in ready.checks:
             log.info("start check %s %s: %s", check.name, check.verdict, check.said)
             if check.verdict == "warned":
