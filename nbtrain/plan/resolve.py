@@ -139,7 +139,7 @@ def _by_descriptor(parent: CheckpointInfo) -> bool:
 def _of_no_method(
     body: Mapping[str, Any], beside: Mapping[str, Any], registry: Registry
 ) -> list[Problem]:
-    """What is wrong whatever the method: itself, names, and keys that no method has."""
+    """What is wrong whatever the method: itself, names, keys and values that no method has."""
     found = gather(body, beside, also=FLAT)
     option = replace(FIELDS["config.method"].option, name="algorithm")
     for statement in (found.options.get("algorithm"), Statement(beside["algorithm"])):
@@ -147,6 +147,12 @@ def _of_no_method(
             problem = check(option, statement.value, where=statement.where)[1]
             if problem is not None:
                 found.refuse(problem)
+    for key, statement in found.options.items():
+        if key != "algorithm" and key not in found.bad and statement.value is not None:
+            tables = [OPTIONS[key], *([FLAT[key].option] if key in FLAT else [])]
+            wrong = [check(o, statement.value, where=statement.where)[1] for o in tables]
+            if wrong[0] is not None and all(wrong):
+                found.refuse(wrong[0])
     for key, registered, identity in (
         ("parent_checkpoint_id", registry.checkpoint, "checkpoint_id"),
         ("workload", registry.workload, "workload_id"),
