@@ -108,7 +108,8 @@ def odd_types(completions: Any, **_: Any) -> list[Any]:
 def test_numbers_of_any_kind_are_converted_once(home: Path) -> None:
     run = start([odd_types])
     run.wait(timeout=240)
-    rewards = set(run.trajectories["reward"])
+    frame = run.trajectories
+    rewards = set(frame.loc[frame["reason"] != "CANCELLED", "reward"])  # those had no time
     assert rewards <= {1.0, 0.0, 0.5, 0.25}
     assert len(rewards) > 1
 
