@@ -352,7 +352,8 @@ def test_what_a_loop_keeps_in_memory_does_not_grow_with_its_steps(home: Path) ->
     tracemalloc.start()
     try:
         settled = grown(300)
-        assert grown(1500) - settled < 1500 * 12  # bytes; one float kept for each step is more
+        # bytes; a float kept for each step is 24, and other threads of the tests keep some too
+        assert grown(1500) - settled < 1500 * 20
     finally:
         tracemalloc.stop()
     assert loop.step == 1800
