@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["RunTables"]
 
 
-class RunTables:
+class RunTables(ABC):
     """What a run recorded, as frames: plain pandas that never change by themselves.
 
     Which columns ``metrics`` and ``validation`` have depends on the method: a supervised run has
@@ -31,17 +32,18 @@ class RunTables:
     id: str
 
     @property
+    @abstractmethod
     def title(self) -> str:
         """Name and short id, for sentences."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def folder(self) -> Path:
         """The run's folder."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _look(self) -> tuple[StoredRun, Liveness]:
-        raise NotImplementedError
+        """The run's row and whether its job lives."""
 
     def _row(self) -> StoredRun:
         return self._look()[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,14 +20,15 @@ from nbtrain.plan.rates import Measured, Ranges, Spent
 from nbtrain.plan.registry import BaseModelInfo
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.rules import validation_rounds
+from nbtrain.plan.told import Told
 
 __all__ = ["Estimate", "about", "duration", "estimate", "longest_reply"]
 
 _UNKNOWN = "no earlier run of this model here"
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+@dataclass(frozen=True, slots=True, repr=False)
+class Estimate(Told):
     """What a run will take, as figures and as sentences.
 
     Trajectories of training are those that updates use; groups that teach nothing are sampled on
@@ -168,16 +168,6 @@ class Estimate:
         if self.seconds is None or self.measured is None:
             return f"time unknown until the first step: {_UNKNOWN}"
         return f"{self._expected_time}, {self.measured.told} on this machine"
-
-    def __repr__(self) -> str:
-        return "\n".join(["expected of this run", *(f"  {each}" for each in self.sentences())])
-
-    def _repr_html_(self) -> str:
-        rows = "".join(f"<li>{html.escape(each)}</li>" for each in self.sentences())
-        return (
-            '<div style="font-family:sans-serif;font-size:13px">expected of this run'
-            f'<ul style="margin:2px 0 0 0">{rows}</ul></div>'
-        )
 
 
 def estimate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from nbtrain.plan.preflight import about, duration
 from nbtrain.plan.registry import BaseModelInfo
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.supervised_memory import SupervisedMemory, memory_of
+from nbtrain.plan.told import Told
 
 __all__ = ["SupervisedEstimate", "UpdateRate", "UpdateRates", "estimate_supervised", "sequences_of"]
 
@@ -60,8 +60,8 @@ class UpdateRates:
         return f"from {runs} of this " + ("dataset" if self.alike else "model with other rows")
 
 
-@dataclass(frozen=True)
-class SupervisedEstimate:
+@dataclass(frozen=True, repr=False)
+class SupervisedEstimate(Told):
     """What a supervised run will take, as figures and as sentences.
 
     ``max_tokens`` is a bound: every row as long as ``max_seq_length``. What is expected goes by
@@ -161,16 +161,6 @@ class SupervisedEstimate:
             return f"time unknown until the first step; {each}, {self.measured.told}"
         most = "at most " if self.smoke else ""
         return f"{most}about {duration(self.seconds)}, {self.measured.told} on this machine"
-
-    def __repr__(self) -> str:
-        return "\n".join(["expected of this run", *(f"  {each}" for each in self.sentences())])
-
-    def _repr_html_(self) -> str:
-        rows = "".join(f"<li>{html.escape(each)}</li>" for each in self.sentences())
-        return (
-            '<div style="font-family:sans-serif;font-size:13px">expected of this run'
-            f'<ul style="margin:2px 0 0 0">{rows}</ul></div>'
-        )
 
 
 def sequences_of(plan: ResolvedPlan) -> int:

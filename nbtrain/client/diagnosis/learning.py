@@ -221,8 +221,17 @@ def divergence(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def gradient(facts: Facts) -> Iterator[Finding]:
-    """The gradient is always clipped, or nothing."""
+def gradient(
+    facts: Facts,
+    *,
+    needs: str = "rewards that differ and an adapter",
+    calmer: str = "batch_size",
+    weight: float = 0.8,
+) -> Iterator[Finding]:
+    """The gradient is always clipped, or nothing.
+
+    ``needs`` are what it comes from, ``calmer`` the setting that averages over more.
+    """
     norms, limit = facts.values("grad_norm"), facts.option("max_grad_norm")
     if len(norms) < 5:
         return
@@ -231,10 +240,9 @@ def gradient(facts: Facts) -> Iterator[Finding]:
             "no gradient",
             "problem",
             f"The gradient of the last {len(norms)} updates is exactly 0.",
-            "Rewards that differ and an adapter on the right modules (lora_target_modules) are "
-            "what it comes from.",
+            f"It comes from {needs} on the right modules (lora_target_modules).",
             ("lora_target_modules",),
-            weight=0.8,
+            weight=weight,
         )
     elif limit and min(norms) > limit:
         yield Finding(
@@ -242,8 +250,8 @@ def gradient(facts: Facts) -> Iterator[Finding]:
             "hint",
             f"Every one of the last {len(norms)} gradients was scaled down to {limit:g}; their "
             f"norms were {min(norms):.2g} to {max(norms):.2g}.",
-            "Raise max_grad_norm, or batch_size for calmer gradients.",
-            ("max_grad_norm", "batch_size"),
+            f"Raise max_grad_norm, or {calmer} for calmer gradients.",
+            ("max_grad_norm", calmer),
             weight=0.3,
         )
 

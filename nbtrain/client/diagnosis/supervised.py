@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from nbtrain.client.diagnosis import learning
 from nbtrain.client.diagnosis.facts import Facts, counted, figure, mean, the_last
 from nbtrain.client.diagnosis.learning import trend
 from nbtrain.report.findings import Finding
@@ -258,28 +259,7 @@ def part_of_the_rows(facts: Facts) -> Iterator[Finding]:
 
 def gradient(facts: Facts) -> Iterator[Finding]:
     """The gradient is nothing, or always clipped."""
-    norms, limit = facts.values("grad_norm"), facts.option("max_grad_norm")
-    if len(norms) < 5:
-        return
-    if max(norms) == 0.0:
-        yield Finding(
-            "no gradient",
-            "problem",
-            f"The gradient of the last {len(norms)} updates is exactly 0.",
-            "An adapter on the right modules (lora_target_modules) is what it comes from.",
-            ("lora_target_modules",),
-            weight=0.85,
-        )
-    elif limit and min(norms) > limit:
-        yield Finding(
-            "gradient clipped",
-            "hint",
-            f"Every one of the last {len(norms)} gradients was scaled down to {limit:g}; their "
-            f"norms were {min(norms):.2g} to {max(norms):.2g}.",
-            "Raise max_grad_norm, or gradient_accumulation for calmer gradients.",
-            ("max_grad_norm", "gradient_accumulation"),
-            weight=0.3,
-        )
+    return learning.gradient(facts, needs="an adapter", calmer="gradient_accumulation", weight=0.85)
 
 
 def validation(facts: Facts) -> Iterator[Finding]:
