@@ -33,18 +33,6 @@ class NotYet:
         """Refused by name."""
         refuse("Run.evaluate")
 
-    def report(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.report")
-
-    def export(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.export")
-
-    def panel(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name."""
-        refuse("Run.panel", "%train watch RUN follows a run in place")
-
     def __dir__(self) -> list[str]:
         """What this version has."""
         return [name for name in super().__dir__() if name not in _LATER]

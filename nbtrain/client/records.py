@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import html
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from nbtrain.client.refusals import refuse
 from nbtrain.report.turns import as_turns, turns_html
+
+if TYPE_CHECKING:
+    from nbtrain.store import Store
 
 __all__ = [
     "Checkpoint",
@@ -137,16 +140,42 @@ class Checkpoint(_Row):
     pinned: bool = False
     validation_loss: float | None = None
 
-    hidden: ClassVar[frozenset[str]] = frozenset(("has_weights", "has_training_state", "path"))
+    held_out_low: float | None = None
+    """Lower end of the 95 % interval of ``held_out_reward``, by bootstrap over tasks."""
+    held_out_high: float | None = None
+    ties_with: int | None = None
+    """The step of the checkpoint with the highest reward, when the paired difference to it may
+    be nothing; ``None`` for that one itself and for one that is worse."""
+    _store: Store | None = field(default=None, repr=False, compare=False)
+
+    hidden: ClassVar[frozenset[str]] = frozenset(
+        ("has_weights", "has_training_state", "path", "_store")
+    )
 
     @property
     def training_run_id(self) -> str:
         """The run that saved it."""
         return self.run_id
 
-    def generate(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused by name: trying a checkpoint comes later."""
-        refuse("Checkpoint.generate")
+    def generate(self, prompts: Any, n: int = 1, **settings: Any) -> Any:
+        """What the model at this checkpoint answers: ``n`` replies to each prompt.
+
+        They are sampled in a side process that is kept warm. See
+        :func:`nbtrain.client.trying.generate` for prompts, settings and what comes back.
+        """
+        from nbtrain.client.trying import generate
+
+        return generate(self, prompts, n, **settings)
+
+    def export(self, folder: str | Path) -> Path:
+        """Copy the adapter into a new folder, as PEFT loads it, and return the folder.
+
+        Raises :class:`~nbtrain.errors.Refused` when the folder holds anything already, or when
+        the checkpoint has no weights.
+        """
+        from nbtrain.client.picking import export_adapter
+
+        return export_adapter(self, folder)
 
     def __repr__(self) -> str:
         what, value = "held-out", self.held_out_reward

@@ -282,6 +282,35 @@ class Run(RunTables, NotYet):
     ) -> Mapping[str, Any]:
         return self.glance().bundle()
 
+    def panel(self) -> Any:
+        """The live panel of this run, to be displayed in a notebook.
+
+        ``panel.selected`` is the checkpoint picked in it, ``None`` before. Raises
+        :class:`~nbtrain.errors.NbtrainError` outside of a notebook.
+        """
+        from nbtrain.client.fronts import panel
+
+        return panel(self)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one self-contained HTML file about the run and return its path.
+
+        It holds curves, groups, checkpoints, samples, the resolved plan with origins, the
+        environment, hashes and the cell that reproduces the run.
+        """
+        from nbtrain.client.reporting import report
+
+        return report(self, path)
+
+    def export(self, folder: str | Path, format: str = "parquet") -> list[Path]:
+        """Write the run's tables into a folder and return the files.
+
+        ``format`` is ``parquet``, ``csv`` or ``xlsx``.
+        """
+        from nbtrain.client.exporting import export
+
+        return export(self, folder, format)
+
     # Control
 
     def wait(self, timeout: float | None = None) -> Run:

@@ -195,4 +195,4 @@ class RunTables(ABC):
     def checkpoint_list(self) -> list[Checkpoint]:
         """The committed checkpoints as objects, by step."""
         rounds = tables.held_out_points(self._rows("validation_rounds"))
-        return tables.checkpoint_records(self._store.checkpoints(self._key), rounds)
+        return tables.checkpoint_records(self._store.checkpoints(self._key), rounds, self._store)

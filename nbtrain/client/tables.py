@@ -13,7 +13,7 @@ from nbtrain.store import trajectory_ref
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nbtrain.store import Row, StoredCheckpoint
+    from nbtrain.store import Row, Store, StoredCheckpoint
 
 NEWEST = 20_000
 """Trajectories that a frame holds at most."""
@@ -259,15 +259,17 @@ def checkpoint_kind(*, weights: bool, training_state: bool) -> str:
 
 
 def checkpoint_records(
-    rows: Iterable[StoredCheckpoint], rounds: Iterable[HeldOutPoint]
+    rows: Iterable[StoredCheckpoint], rounds: Iterable[HeldOutPoint], store: Store | None = None
 ) -> list[Checkpoint]:
-    """Checkpoints by step, each with the round at its step."""
+    """Checkpoints by step, each with the round at its step; ``store`` is what they act through."""
     by_step = {point.step: point for point in rounds}
     in_order = sorted(rows, key=lambda row: (row.step, row.key))
-    return [_checkpoint(row, by_step.get(row.step)) for row in in_order]
+    return [_checkpoint(row, by_step.get(row.step), store) for row in in_order]
 
 
-def _checkpoint(row: StoredCheckpoint, point: HeldOutPoint | None) -> Checkpoint:
+def _checkpoint(
+    row: StoredCheckpoint, point: HeldOutPoint | None, store: Store | None
+) -> Checkpoint:
     return Checkpoint(
         checkpoint_id=row.checkpoint_id,
         step_index=row.step,
@@ -284,6 +286,7 @@ def _checkpoint(row: StoredCheckpoint, point: HeldOutPoint | None) -> Checkpoint
         has_training_state=row.training_state,
         pinned=row.pinned,
         validation_loss=point.validation_loss if point else None,
+        _store=store,
     )
 
 

@@ -191,7 +191,9 @@ class SupervisedTrainer(SFTTrainer):  # type: ignore[misc]
         self._adamw: torch.optim.AdamW | None = None
         if settings.gradient_checkpointing:
             base: Any = adapted.model.get_base_model()
-            base.activation_checkpointing_enable({"use_reentrant": False})
+            # transformers renamed it in 5.23; the old name warns there
+            new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+            getattr(base, new if hasattr(base, new) else old)({"use_reentrant": False})
         before = [parameter.data for parameter in self._parameters]
         with warnings.catch_warnings():
             # Names that TRL still uses and transformers has renamed: nothing for a run's log
