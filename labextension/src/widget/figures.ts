@@ -1,0 +1,87 @@
+import { Charts } from '../chart/index.js';
+import type { Shown } from '../chart/index.js';
+import type { State } from '../protocol.js';
+import { h, sayOrHide, show } from './dom.js';
+import type { Brought } from './feed.js';
+import { listed } from './words.js';
+
+/** The charts of a run, and in words which figures were not finite. */
+export class Figures {
+  readonly el = h('section', { class: 'nbtrain-section nbtrain-figures' });
+  private readonly title = h('h4', { class: 'nbtrain-aloud' }, 'Charts');
+  private readonly notFinite = h('div', { class: 'nbtrain-muted' });
+  private readonly hosts = h('div');
+  private charts: Charts | null = null;
+  private supervised: boolean | null = null;
+
+  constructor(private readonly pickStep: (step: number) => void) {
+    this.el.append(this.title, this.hosts, this.notFinite);
+  }
+
+  update({ changed, tables, everything }: Brought): void {
+    if (changed.about && changed.about.supervised !== this.supervised) {
+      this.start(changed.about.supervised);
+    } else if (everything) {
+      this.charts?.clear();
+    }
+    for (const { name, columns, values } of tables) {
+      this.charts?.update(name, columns, values);
+    }
+    const shown = shownOf(changed);
+    if (Object.keys(shown).length > 0) {
+      this.charts?.show(shown);
+    }
+    if (changed.not_finite) {
+      sayOrHide(this.notFinite, notFiniteWords(changed.not_finite));
+    }
+  }
+
+  pick(step: number | null): void {
+    this.charts?.show({ picked: step });
+  }
+
+  close(): void {
+    this.charts?.destroy();
+    this.charts = null;
+  }
+
+  private start(supervised: boolean): void {
+    this.charts?.destroy();
+    this.hosts.replaceChildren();
+    this.supervised = supervised;
+    this.charts = new Charts({ supervised, onPick: this.pickStep });
+    const kinds = supervised
+      ? (['curve', 'rate'] as const)
+      : (['curve', 'outcomes', 'rate'] as const);
+    for (const kind of kinds) {
+      const host = h('div', { class: `nbtrain-chart nbtrain-chart-${kind}` });
+      this.hosts.append(host);
+      this.charts.mount(host, kind);
+    }
+    show(this.el, true);
+  }
+}
+
+/** What of the state the charts draw beside the rows. */
+function shownOf({ checkpoints, not_finite, schedule, progress }: Partial<State>): Shown {
+  return {
+    ...(checkpoints && { checkpoints }),
+    ...(not_finite && { notFinite: not_finite }),
+    ...(schedule && { schedule }),
+    ...(progress && { total: progress.total, completed: progress.completed })
+  };
+}
+
+/** `loss was not finite (NaN or inf) at steps 3, 4 and 5` */
+function notFiniteWords(all: State['not_finite']): string {
+  const steps = new Map<string, number[]>();
+  for (const { name, step } of all) {
+    steps.set(name, [...(steps.get(name) ?? []), step]);
+  }
+  return [...steps]
+    .map(([name, at]) => {
+      const what = at.length === 1 ? 'step' : 'steps';
+      return `${name} was not finite (NaN or inf) at ${what} ${listed(at)}`;
+    })
+    .join('\n');
+}

@@ -1,0 +1,163 @@
+import type { State } from '../protocol.js';
+import { ActionButton } from './action.js';
+import { button, h, mark, say, sayOrHide, show } from './dom.js';
+import type { Link } from './link.js';
+import { duration } from './words.js';
+
+const ANNOUNCE = 5_000; // ms between two announcements to a screen reader
+
+/** Title, status, progress and what can be done to the run as a whole. */
+export class Head {
+  readonly el = h('header', { class: 'nbtrain-head' });
+  private readonly title = h('h3', { class: 'nbtrain-title' });
+  private readonly status = h('span', { class: 'nbtrain-pill' });
+  private readonly subject = h('div', { class: 'nbtrain-muted' });
+  private readonly headline = h('div', { class: 'nbtrain-headline' });
+  private readonly bar = h('div', {
+    class: 'nbtrain-bar',
+    role: 'progressbar',
+    'aria-label': 'steps'
+  });
+  private readonly filled = h('div', { class: 'nbtrain-filled' });
+  private readonly steps = h('span', { class: 'nbtrain-steps' });
+  private readonly times = h('span', { class: 'nbtrain-muted' });
+  private readonly activity = h('div', { class: 'nbtrain-activity' });
+  private readonly counts = h('div', { class: 'nbtrain-muted' });
+  private readonly movement = h('div');
+  private readonly message = h('div', { class: 'nbtrain-message' });
+  private readonly notes = h('div', { class: 'nbtrain-muted' });
+  private readonly aloud = h('div', { class: 'nbtrain-aloud', role: 'status' });
+  private readonly cancel: Cancel;
+  private announcedAt = -Infinity;
+  private announceLater: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(link: Link) {
+    this.cancel = new Cancel(link);
+    this.bar.append(this.filled);
+    this.el.append(
+      h(
+        'div',
+        { class: 'nbtrain-line' },
+        this.title,
+        this.status,
+        h('span', { class: 'nbtrain-spring' }),
+        this.cancel.el
+      ),
+      this.subject,
+      this.headline,
+      h('div', { class: 'nbtrain-line nbtrain-progress' }, this.bar, this.steps, this.times),
+      this.activity,
+      this.message,
+      this.movement,
+      this.counts,
+      this.notes,
+      this.aloud
+    );
+  }
+
+  close(): void {
+    clearTimeout(this.announceLater);
+  }
+
+  update({ head, progress, actions }: Partial<State>): void {
+    if (head) {
+      say(this.title, head.title);
+      say(this.status, head.doubtful ? `${head.status}, doubtful` : head.status);
+      mark(this.status, 'data-status', head.doubtful ? 'doubtful' : head.status);
+      sayOrHide(this.subject, head.subject);
+      sayOrHide(this.headline, head.headline);
+      sayOrHide(this.activity, head.activity);
+      sayOrHide(this.message, head.message);
+      mark(this.message, 'data-severity', head.status === 'failed' ? 'problem' : 'hint');
+      sayOrHide(this.notes, head.notes.join('\n'));
+      this.announce(`${head.title}: ${head.status}. ${head.headline}`);
+    }
+    if (progress) {
+      const planned = progress.total - progress.start;
+      const did = progress.completed - progress.start;
+      const share = planned > 0 ? Math.min(1, Math.max(0, did / planned)) : 0;
+      this.filled.style.width = `${(share * 100).toFixed(1)}%`;
+      mark(this.bar, 'aria-valuemin', String(progress.start));
+      mark(this.bar, 'aria-valuemax', String(progress.total));
+      mark(this.bar, 'aria-valuenow', String(progress.completed));
+      say(this.steps, `step ${progress.completed} of ${progress.total}`);
+      const { elapsed_seconds: elapsed, eta_seconds: eta } = progress;
+      const times = [
+        elapsed === null ? null : `${duration(elapsed)} so far`,
+        eta === null ? null : `about ${duration(eta)} left`
+      ];
+      say(this.times, times.filter(Boolean).join(' · '));
+      sayOrHide(this.movement, progress.movement.join('\n'));
+      sayOrHide(this.counts, progress.counts);
+    }
+    this.cancel.allow(actions?.cancel ?? false);
+  }
+
+  /** Says a change of status to a screen reader, the newest one only and not too often. */
+  private announce(text: string): void {
+    clearTimeout(this.announceLater);
+    if (this.aloud.textContent === text) {
+      return;
+    }
+    const wait = this.announcedAt + ANNOUNCE - Date.now();
+    if (wait > 0) {
+      this.announceLater = setTimeout(() => {
+        this.announce(text);
+      }, wait);
+      return;
+    }
+    this.announcedAt = Date.now();
+    say(this.aloud, text);
+  }
+}
+
+/** Cancelling asks once more, in place. */
+class Cancel {
+  readonly el = h('span', { class: 'nbtrain-line' });
+  private readonly action: ActionButton;
+  private readonly ask = button('Cancel run', () => {
+    this.asking(true);
+  });
+  private readonly not = button('Keep running', () => {
+    this.asking(false);
+  });
+  private readonly question: HTMLElement;
+
+  constructor(link: Link) {
+    this.action = new ActionButton(link, {
+      label: 'Yes, cancel',
+      action: 'cancel',
+      args: () => ({})
+    });
+    this.action.button.classList.add('nbtrain-danger');
+    this.question = h(
+      'span',
+      { role: 'group', 'aria-label': 'Cancel this run?', hidden: true, class: 'nbtrain-line' },
+      'Cancel this run?',
+      this.action.button,
+      this.not
+    );
+    this.el.append(this.ask, this.question, this.action.said);
+    this.question.addEventListener('keydown', event => {
+      if (event.key === 'Escape') {
+        event.stopPropagation();
+        this.asking(false);
+      }
+    });
+  }
+
+  allow(allowed: boolean): void {
+    if (!allowed && !this.el.hidden) {
+      show(this.question, false);
+      show(this.ask, true);
+      this.action.forget();
+    }
+    show(this.el, allowed);
+  }
+
+  private asking(asking: boolean): void {
+    show(this.question, asking);
+    show(this.ask, !asking);
+    (asking ? this.not : this.ask).focus();
+  }
+}

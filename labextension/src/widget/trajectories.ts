@@ -1,0 +1,105 @@
+import type { State, TrajectoryShown } from '../protocol.js';
+import { button, h, Keyed, mark, say, sayOrHide, show } from './dom.js';
+import type { Drawn } from './dom.js';
+import { counted, figure } from './words.js';
+
+const FOLDED = 240; // characters, or four lines, that are shown of a folded text
+const LINES = 4;
+
+/** The best and the worst of the newest step. */
+export class Trajectories {
+  readonly el = h('details', { class: 'nbtrain-section', open: true });
+  private readonly title = h('summary', {}, 'Trajectories');
+  private readonly best = new Side('Best');
+  private readonly worst = new Side('Worst');
+  private readonly none = h('div', { class: 'nbtrain-muted' }, 'None yet.');
+
+  constructor() {
+    this.el.append(
+      this.title,
+      this.none,
+      h('div', { class: 'nbtrain-sides' }, this.best.el, this.worst.el)
+    );
+  }
+
+  update({ trajectories }: Partial<State>): void {
+    if (!trajectories) {
+      return;
+    }
+    const { step, best, worst } = trajectories;
+    say(this.title, step === null ? 'Trajectories' : `Trajectories of step ${step}`);
+    show(this.none, best.length + worst.length === 0);
+    this.best.update(best);
+    this.worst.update(worst);
+  }
+}
+
+class Side {
+  readonly el: HTMLElement;
+  private readonly cards: Keyed<TrajectoryShown>;
+
+  constructor(name: string) {
+    const list = h('div', { class: 'nbtrain-cards' });
+    this.el = h('div', {}, h('h5', {}, name), list);
+    this.cards = new Keyed(list, shown => shown.id, card);
+  }
+
+  update(items: TrajectoryShown[]): void {
+    show(this.el, items.length > 0);
+    this.cards.update(items);
+  }
+}
+
+function card(): Drawn<TrajectoryShown> {
+  const reward = h('strong');
+  const verdict = h('span', { class: 'nbtrain-verdict' });
+  const terms = h('div', { class: 'nbtrain-muted' });
+  const how = h('div', { class: 'nbtrain-muted' });
+  const prompt = new Folded('Prompt');
+  const completion = new Folded('Completion');
+  const head = h('div', { class: 'nbtrain-line' }, reward, verdict);
+  return {
+    el: h('article', { class: 'nbtrain-card' }, head, terms, how, prompt.el, completion.el),
+    update: item => {
+      say(reward, item.reward === null ? 'no reward' : `reward ${figure(item.reward)}`);
+      say(verdict, item.verdict);
+      sayOrHide(terms, item.terms.map(({ name, score }) => `${name} ${figure(score)}`).join(' · '));
+      const size = `${counted(item.turns, 'turn')}, ${counted(item.tokens, 'token')}`;
+      say(how, `${item.reason} · ${size}`);
+      prompt.say(item.prompt);
+      completion.say(item.completion);
+    }
+  };
+}
+
+/** A text of which the first lines are shown until somebody wants more. */
+class Folded {
+  readonly el = h('div');
+  private readonly text = h('pre', { class: 'nbtrain-text', dir: 'auto' });
+  private readonly more = button(
+    'more',
+    () => {
+      this.fold(!this.folded);
+    },
+    'nbtrain-link'
+  );
+  private folded = true;
+
+  constructor(private readonly name: string) {
+    this.el.append(h('div', { class: 'nbtrain-label' }, name), this.text, this.more);
+    this.fold(true);
+  }
+
+  say(text: string): void {
+    say(this.text, text === '' ? '(empty)' : text);
+    show(this.more, text.length > FOLDED || text.split('\n', LINES + 1).length > LINES);
+  }
+
+  private fold(folded: boolean): void {
+    this.folded = folded;
+    this.text.classList.toggle('nbtrain-folded', folded);
+    say(this.more, folded ? 'more' : 'less');
+    mark(this.more, 'aria-expanded', String(!folded));
+    mark(this.more, 'aria-label', `${folded ? 'more' : 'less'} of the ${this.name.toLowerCase()}`);
+  }
+}
