@@ -75,29 +75,21 @@ def test_columns_count_from_the_start_of_the_cell() -> None:
 
 
 def test_everything_wrong_is_told_at_once() -> None:
-    parsed = parse(
-        "--nmae x --name --wait=yes --data d --data e loose --check",
-        FLAGS,
-        later={"--check": "start checks alone"},
-    )
+    parsed = parse("--nmae x --name --wait=yes --data d --data e loose", FLAGS)
     told = [str(problem) for problem in parsed.problems]
-    assert len(told) == 7
+    assert len(told) == 6
     assert "did you mean '--name'?" in told[0]
     assert "'x' belongs to no flag" in told[1]
     assert "--name needs a value" in told[2]
     assert "--wait takes no value" in told[3]
     assert "--data is given twice" in told[4]
     assert "'loose'" in told[5]
-    assert "--check is not built yet" in told[6]
     assert all(problem.where is not None for problem in parsed.problems)
 
 
-def test_what_comes_later_is_not_said_to_be_allowed() -> None:
-    later = {"--check": "start checks alone"}
-    (problem,) = parse("--zzz", FLAGS, later=later).problems
+def test_an_unknown_flag_is_told_of_the_known_ones() -> None:
+    (problem,) = parse("--zzz", FLAGS).problems
     assert problem.allowed == ", ".join(flag.name for flag in FLAGS)
-    (problem,) = parse("--chekc", FLAGS, later=later).problems
-    assert "did you mean '--check'?" in problem.message
 
 
 def test_an_unclosed_quote_is_told_with_its_column() -> None:

@@ -91,9 +91,23 @@ def test_problems_of_the_line_have_their_place_on_it(shell: Shell) -> None:
         assert f"(line 1, column {column})" in told
 
 
-@pytest.mark.parametrize("flag", ["--small", "--smoke"])
-def test_later_flags_are_refused_by_name(shell: Shell, flag: str) -> None:
-    assert f"{flag} is not built yet" in shell.refuse(f"%%train --workload sums {flag}\n")
+def test_a_first_look_is_smaller_and_says_so(shell: Shell, launched: list[Run]) -> None:
+    shell.do("%%train --workload sums --small\nbatch_size: 6\n")
+    plan = launched[0].plan
+    assert (plan["batch_size"], plan["group_size"]) == (6, 4)
+    assert stored.row_of(launched[0]).plan["arguments"]["small"] is True
+    shell.do("%%train --workload sums --small --dry-run\n")
+    (bundle,) = shell.bundles
+    assert "batch_size" in bundle["text/plain"]
+    assert "4  (small, in place of 32)" in bundle["text/plain"]
+
+
+def test_switches_that_make_no_sense_are_refused_under_their_own_word(shell: Shell) -> None:
+    told = shell.refuse("%%train --workload sums --smoke\n")
+    assert "--smoke is for sft, this run is gspo: there are no answers to reproduce" in told
+    assert "    %%train --workload sums --smoke\n" + " " * (4 + 24) + "^" in told
+    told = shell.refuse("%%train --workload sums --method sft --smoke --small\n")
+    assert "--small is stated with smoke" in told
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,18 @@ def test_a_dry_run_shows_the_resolved_plan(shell: Shell, launched: list[Run]) ->
     assert not launched
 
 
+def test_a_smoke_check_by_a_flag(shell: Shell, launched: list[Run]) -> None:
+    shell.do(FLAT.replace("--name first", "--smoke --into run"))
+    shell.do(DESCRIPTOR.replace("%%train", "%%train --smoke"))
+    for run in launched:
+        assert run.plan.smoke is not None
+        assert stored.row_of(run).kind == "smoke"
+    found = {"passed": True, "score": 0.99, "threshold": 0.98, "layer": None, "worst": []}
+    launched[1]._store.put_verdict(launched[1]._key, found)
+    stored.finish(launched[1], ended="smoke check passed")
+    assert "smoke check passed: score 0.990, needed 0.980" in repr(launched[1])
+
+
 def test_a_submission_again_is_told(shell: Shell, launched: list[Run]) -> None:
     cell = DESCRIPTOR + "submissionId: monday\n"
     shell.do(cell)

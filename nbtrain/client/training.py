@@ -85,6 +85,8 @@ class Training:
         display_name: str | None = None,
         algorithm: str | None = None,
         load_weights_only: bool | None = None,
+        small: bool = False,
+        smoke: bool = False,
         **also: Any,
     ) -> ResolvedView:
         """The plan that a descriptor, or these options, make; nothing is started or stored.
@@ -93,6 +95,11 @@ class Training:
         text. Beside it stand only ``parent_checkpoint_id``, ``display_name`` and
         ``load_weights_only``, and what it may state itself: workload, base model and
         ``algorithm``, its method. ``options`` with ``algorithm: sft`` are a supervised run's.
+
+        ``small`` is a first look: what is not stated of batch, group, length and validation takes
+        smaller values (origin ``small``; :mod:`nbtrain.plan.small` has them). ``smoke`` makes a
+        supervised run a smoke check, as a descriptor's own ``smoke`` does; the run's ``verdict``
+        has what it found.
 
         ``workload=`` says the same as ``bench_id=``, ``model=`` and ``base_model=`` the same as
         ``base_model_slug=``, here and in :meth:`estimate`, :meth:`create` and :meth:`start`.
@@ -105,6 +112,7 @@ class Training:
             "workload": bench_id, "base_model_slug": base_model_slug,
             "parent_checkpoint_id": parent_checkpoint_id, "display_name": display_name,
             "algorithm": algorithm, "load_weights_only": load_weights_only,
+            "small": small or None, "smoke": smoke or None,
         }  # fmt: skip
         body = options if descriptor is None else _only(descriptor, options)
         plan = resolve(
@@ -116,6 +124,8 @@ class Training:
             display_name=display_name,
             algorithm=algorithm,
             load_weights_only=load_weights_only,
+            first_look=small,
+            smoke=smoke,
         )
         view = ResolvedView if plan.config is None else DescriptorView
         form = "options" if descriptor is None else "descriptor"
@@ -137,6 +147,8 @@ class Training:
         display_name: str | None = None,
         algorithm: str | None = None,
         load_weights_only: bool | None = None,
+        small: bool = False,
+        smoke: bool = False,
         **also: Any,
     ) -> Estimate | SupervisedEstimate:
         """What such a run would take: trajectories, tokens, validation, memory and time.
@@ -153,6 +165,8 @@ class Training:
             display_name=display_name,
             algorithm=algorithm,
             load_weights_only=load_weights_only,
+            small=small,
+            smoke=smoke,
             **also,
         ).estimate
 
@@ -180,6 +194,8 @@ class Training:
         options: Mapping[str, Any] | None = None,
         parent_checkpoint_id: object = None,
         display_name: str | None = None,
+        small: bool = False,
+        smoke: bool = False,
         **also: Any,
     ) -> Run:
         """Start a new run in the background and return it at once.
@@ -196,6 +212,8 @@ class Training:
             base_model_slug=base_model_slug,
             parent_checkpoint_id=parent_checkpoint_id,
             display_name=display_name,
+            small=small,
+            smoke=smoke,
             **also,
         )
         return self.launch(view)
@@ -209,6 +227,8 @@ class Training:
         base_model_slug: object = None,
         parent_checkpoint_id: object = None,
         display_name: str | None = None,
+        small: bool = False,
+        smoke: bool = False,
         **also: Any,
     ) -> Run:
         """The same as :meth:`create`; the run's ``config_hash`` and ``earlier_runs`` tell whether
@@ -221,6 +241,8 @@ class Training:
             base_model_slug=base_model_slug,
             parent_checkpoint_id=parent_checkpoint_id,
             display_name=display_name,
+            small=small,
+            smoke=smoke,
             **also,
         )
         return self.launch(view)

@@ -11,7 +11,7 @@ from nbtrain.client import Client
 from nbtrain.client.descriptors import is_descriptor
 from nbtrain.client.resolved import ResolvedView
 from nbtrain.errors import PlanRefused, Problem
-from nbtrain.notebook.flags import LATER, TRAIN
+from nbtrain.notebook.flags import TRAIN
 from nbtrain.notebook.line import ParsedLine, Word, parse
 from nbtrain.notebook.refusals import CellRefused
 from nbtrain.plan import source
@@ -87,7 +87,7 @@ def read_cell(text: CellText, names: Mapping[str, object]) -> Cell:
 
     Raises :class:`CellRefused` with the problems of both.
     """
-    line = parse(text.line, TRAIN, offset=len(text.magic), later=LATER)
+    line = parse(text.line, TRAIN, offset=len(text.magic))
     problems = list(line.problems)
     beside: dict[str, Any] = {}
     for flag in TRAIN:
@@ -128,6 +128,8 @@ _ARGUMENTS = {
     "parent_checkpoint_id": "parent_checkpoint_id",
     "load_weights_only": "load_weights_only",
     "display_name": "display_name",
+    "small": "small",
+    "smoke": "smoke",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbtrain.notebook.line import Flag
 
-__all__ = ["LATER", "NOT_YET", "TRAIN", "help_text"]
+__all__ = ["NOT_YET", "TRAIN", "help_text"]
 
 TRAIN = (
     Flag("--workload", "W", "what to train on: a name, an id or $object", "workload"),
@@ -18,18 +18,16 @@ TRAIN = (
     Flag("--name", "N", "the run's name; the same cell run again attaches to the newest run of "
          "this name if it has the same plan", "display_name"),
     Flag("--into", "VAR", "the variable that holds the run; without it the run is _"),
+    Flag("--small", None, "a first look: smaller values for what is not stated of batch, group, "
+         "length and validation, marked small in the plan", "small"),
+    Flag("--smoke", None, "of a supervised run: learn the first rows by heart and tell whether "
+         "that worked; no model is registered", "smoke"),
     Flag("--wait", None, "return when the run is over, and fail if it failed; an interrupt only "
          "stops the waiting"),
     Flag("--dry-run", None, "show the resolved plan and what it will take; nothing is started"),
     Flag("--check", None, "with --dry-run: the start checks alone, in a process of their own"),
     Flag("--new", None, "train again, even if a run of this name has the same plan"),
 )  # fmt: skip
-
-LATER = {
-    "--small": "smaller batches for a first look",
-    "--smoke": "learn a few rows by heart",
-}
-"""Flags that are refused by name."""
 
 NOT_YET = (
     "pause", "resume", "branch", "compare", "evaluate", "report", "doctor",

@@ -10,7 +10,7 @@ at the start or behind a blank begins a comment.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nbtrain.errors import Problem, Where
@@ -130,16 +130,13 @@ def parse(
     flags: Sequence[Flag],
     *,
     offset: int = 0,
-    later: Mapping[str, str] | None = None,
     positional: bool = False,
 ) -> ParsedLine:
     """Read flags and words; everything wrong is collected in ``problems``.
 
-    ``later`` maps flags that are refused by name to what they will do; ``positional`` allows
-    words that belong to no flag.
+    ``positional`` allows words that belong to no flag.
     """
     known = {flag.name: flag for flag in flags}
-    later = later or {}
     words, problems = split(line, offset)
     parsed = ParsedLine(problems=problems)
     queue = list(words)
@@ -152,11 +149,8 @@ def parse(
                 parsed.problems.append(_stray(word))
             continue
         name = word.flag
-        if name in later:
-            told = f"{name} is not built yet in this version ({later[name]})"
-            parsed.problems.append(Problem(name, told, where=word.where))
-        elif name not in known:
-            parsed.problems.append(_unknown(word, list(known), list(later)))
+        if name not in known:
+            parsed.problems.append(_unknown(word, list(known)))
         elif known[name].metavar is None:
             _switch(parsed, word)
         else:
@@ -190,9 +184,9 @@ def _value(parsed: ParsedLine, word: Word, flag: Flag, queue: list[Word]) -> Non
     parsed.values[flag.name] = given
 
 
-def _unknown(word: Word, known: list[str], later: list[str]) -> Problem:
+def _unknown(word: Word, known: list[str]) -> Problem:
     name = word.flag or word.text
-    near = difflib.get_close_matches(name, [*known, *later], n=1)
+    near = difflib.get_close_matches(name, known, n=1)
     told = f"unknown flag {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
     allowed = None if near else ", ".join(known)
     return Problem(name, told, found=name, allowed=allowed, where=word.where)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from nbtrain.errors import PlanRefused, Problem
-from nbtrain.plan import placement, rules
+from nbtrain.plan import placement, rules, small
 from nbtrain.plan.defaults import validation_on
 from nbtrain.plan.descriptor.document import FLAT
 from nbtrain.plan.descriptor.resolve import resolve_descriptor, resolve_flat, resolve_further
+from nbtrain.plan.descriptor.rules import only_supervised
 from nbtrain.plan.descriptor.table import FIELDS, METHODS
 from nbtrain.plan.fields import Option, check
 from nbtrain.plan.identity import config_hash
@@ -39,6 +40,8 @@ def resolve(
     display_name: str | None = None,
     algorithm: str | None = None,
     load_weights_only: bool | None = None,
+    first_look: bool = False,
+    smoke: bool = False,
 ) -> ResolvedPlan:
     """The plan that this document makes, every value filled in, each with its origin.
 
@@ -53,7 +56,9 @@ def resolve(
 
     With a parent checkpoint every unstated option is taken over from the parent's plan, what was
     computed there computed anew; ``num_steps`` (further steps) and ``load_weights_only`` are not.
-    Null leaves an option out, but where null is a value of its own.
+    Null leaves an option out, but where null is a value of its own. ``first_look`` gives what is
+    not stated the smaller values of :mod:`nbtrain.plan.small`; ``smoke`` makes a supervised run a
+    smoke check.
 
     Raises :class:`PlanRefused` with everything that is wrong, in the order of the text. Nothing
     is started or stored either way.
@@ -68,16 +73,21 @@ def resolve(
         return resolve_descriptor(
             body, registry, workload=workload, base_model=base_model, parent=parent,
             load_weights_only=load_weights_only, display_name=display_name, algorithm=algorithm,
+            first_look=first_look, smoke=smoke,
         )  # fmt: skip
+    switches = {"small": first_look, "smoke": smoke}
     method = _method(body, beside, registry)
     if method is None:
         raise PlanRefused(in_order(_of_no_method(body, beside, registry)))
     if method == "sft":
-        return resolve_flat(body, registry, beside)
+        return resolve_flat(body, registry, beside | switches)
     before = _parent(body, beside, registry)
     if before is not None and _by_descriptor(before):
-        return resolve_further(options, registry, beside, _algorithm(before))
+        return resolve_further(options, registry, beside | switches, _algorithm(before))
     found = gather(options, beside)
+    found.small = first_look
+    for problem in _switched(found, method, smoke=smoke):
+        found.refuse(problem)
     references = look_up(found, registry)
     settings = _fill(found, references)
     machine = registry.machine()
@@ -96,6 +106,13 @@ def resolve(
     if found.problems:
         raise PlanRefused(in_order(found.problems))
     return _build(found, references, settings, split, machine)
+
+
+def _switched(found: Statements, method: str, *, smoke: bool) -> Iterator[Problem]:
+    if smoke:
+        yield Problem("smoke", only_supervised(method))
+    if found.small:
+        yield from small.refusals(smoke=smoke, parent="parent_checkpoint_id" in found.references)
 
 
 def _method(body: Mapping[str, Any], beside: Mapping[str, Any], registry: Registry) -> str | None:
@@ -173,6 +190,9 @@ def _fill(found: Statements, references: References) -> dict[str, Setting]:
         if statement is not None and statement.value is None and _null_is_unstated(option, before):
             statement = None
         setting = _unstated(option, values, model, before.get(option.name))
+        lower = small.of(option.name, setting.value) if found.small else None
+        if lower is not None and setting.origin == "default":
+            setting = Setting(option.name, lower, "small", small.note(setting.value))
         if statement is not None:
             setting = _stated(option, statement, found, model) or setting
         settings[option.name] = setting
@@ -270,7 +290,10 @@ def _build(
             train_digest=split.train_digest,
             parent_checkpoint_id=parent.checkpoint_id if parent is not None else None,
         ),
-        hints=tuple(rules.hints(settings, split, total, start, _weights(workload))),
+        hints=(
+            *rules.hints(settings, split, total, start, _weights(workload)),
+            *(small.hints({s.name: s.origin for s in settings.values()}) if found.small else ()),
+        ),
     )
 
 

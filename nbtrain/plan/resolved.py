@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from nbtrain.plan.descriptor.table import setting_names
 
-Origin = Literal["stated", "default", "computed", "inherited"]
+Origin = Literal["stated", "default", "computed", "inherited", "small"]
 
 
 @dataclass(frozen=True, slots=True)

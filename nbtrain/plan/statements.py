@@ -72,6 +72,8 @@ class Statements:
     display_name: Statement | None = None
     bad: set[str] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
+    small: bool = False
+    """Whether what is not stated takes the smaller values of a first look."""
 
     def refuse(self, problem: Problem) -> None:
         """Keep a problem, and count its field as bad."""

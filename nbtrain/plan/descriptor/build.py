@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nbtrain.plan import placement, rules
+from nbtrain.plan import placement, rules, small
 from nbtrain.plan.descriptor.draft import Draft
 from nbtrain.plan.descriptor.hints import hints
 from nbtrain.plan.descriptor.parent import start_step
@@ -84,7 +84,10 @@ def build(draft: Draft, reward: Reward, grader: str | None, total: int) -> Resol
             weights_only=draft.load_weights_only,
         ),
         admission="filtered" if draft.supervised else "as_graded",
-        hints=tuple(hints(draft, reward, total)),
+        hints=(
+            *hints(draft, reward, total),
+            *(small.hints(draft.origins) if draft.found.small else ()),
+        ),
         door="descriptor",
         dataset=_dataset(dataset),
         validation_dataset=_dataset(refs.validation) if refs.validation is not None else None,

@@ -288,6 +288,9 @@ def _check_kind(found: Document, document: Mapping[str, Any]) -> None:
 
 
 def _take_beside(found: Document, beside: Mapping[str, Any]) -> None:
+    found.small = bool(beside.get("small"))
+    if beside.get("smoke"):
+        found.groups.setdefault("smoke", None)
     for key, path in _PATHS.items():
         value = beside.get(key)
         body = found.options.get(path)

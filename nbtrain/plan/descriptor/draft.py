@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbtrain.errors import Problem, Where
+from nbtrain.plan import small
 from nbtrain.plan.descriptor.document import Document
 from nbtrain.plan.descriptor.table import Field, named
 from nbtrain.plan.fields import as_python, brief, check, plain, show
@@ -148,7 +149,7 @@ def fill(found: Document, refs: Found, before: Mapping[str, tuple[Any, Origin]])
             later.append(one)
             continue
         else:
-            value, origin = one.option.default, "default"
+            value, origin = _default(draft, one)
         draft.values[name], draft.origins[name] = value, origin  # type: ignore[assignment]
     draft.values["method"] = found.method
     for one in later:
@@ -163,6 +164,16 @@ def fill(found: Document, refs: Found, before: Mapping[str, tuple[Any, Origin]])
     if draft["maxSeqLength"] == 2048 and draft.origins["maxSeqLength"] == "computed":
         draft.origins["maxSeqLength"] = "default"
     return draft
+
+
+def _default(draft: Draft, one: Field) -> tuple[Any, Origin]:
+    """The fixed default, or what a first look takes; a stated 0 asks for the default."""
+    default = one.option.default
+    lower = small.of(one.name, default) if draft.found.small else None
+    if lower is None or one.name in draft.zeros:
+        return default, "default"
+    draft.notes[one.name] = small.note(default)
+    return lower, "small"
 
 
 def _tell_zeros(draft: Draft) -> None:

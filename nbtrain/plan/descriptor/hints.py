@@ -36,7 +36,7 @@ def _supervised(draft: Draft, total: int) -> Iterator[str]:
             f"{draft.called(calls)} changes nothing with {draft.called(turns)} last: a message "
             "with calls is never the last one; state all to train on them"
         )
-    if not draft.smoke and draft[most] > total:
+    if not draft.smoke and draft[most] > total and draft.origins[most] != "small":
         each = -(-total // draft[epochs])
         yield (
             f"{draft.said(most)} is not reached: {draft.said(epochs)} end the run at step "

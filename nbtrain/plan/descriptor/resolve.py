@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nbtrain.errors import PlanRefused
+from nbtrain.errors import PlanRefused, Problem
+from nbtrain.plan import small
 from nbtrain.plan.descriptor.build import build, total_steps
 from nbtrain.plan.descriptor.document import (
     REWARD,
@@ -49,6 +50,8 @@ def resolve_descriptor(
     load_weights_only: bool | None = None,
     display_name: str | None = None,
     algorithm: str | None = None,
+    first_look: bool = False,
+    smoke: bool = False,
 ) -> ResolvedPlan:
     """The plan that a descriptor makes, every field filled in, each with its origin.
 
@@ -62,7 +65,7 @@ def resolve_descriptor(
     beside = {
         "workload": workload, "base_model_slug": base_model, "parent_checkpoint_id": parent,
         "load_weights_only": load_weights_only, "display_name": display_name,
-        "algorithm": algorithm,
+        "algorithm": algorithm, "small": first_look, "smoke": smoke,
     }  # fmt: skip
     return _resolve(read_descriptor(document, beside), registry)
 
@@ -96,7 +99,7 @@ def _resolve(found: Document, registry: Registry) -> ResolvedPlan:
     draft = fill(found, refs, before)
     take_shape(draft)
     take_profile(draft)
-    for problem in method_refusals(found):
+    for problem in (*method_refusals(found), *_first_look(found)):
         found.refuse(problem)
     reward = Reward()
     grader_statement = found.options.get("grader")
@@ -130,3 +133,8 @@ def _resolve(found: Document, registry: Registry) -> ResolvedPlan:
     if found.problems:
         raise PlanRefused(in_order(found.problems))
     return build(draft, reward, grader, total)
+
+
+def _first_look(found: Document) -> Iterator[Problem]:
+    if found.small:
+        yield from small.refusals(smoke="smoke" in found.groups, parent=bool(found.parent))

@@ -38,11 +38,15 @@ def method_refusals(found: Document) -> Iterator[Problem]:
         yield from _not_supervised(found)
         return
     if "smoke" in found.groups:
-        message = f"smoke is for sft, this run is {found.method}: there are no answers to reproduce"
-        yield Problem("smoke", message, where=found.groups["smoke"])
+        yield Problem("smoke", only_supervised(found.method), where=found.groups["smoke"])
     for group in _ONLY_DEFAULTS:
         if group in found.groups:
             yield from _more_than_defaults(found, group)
+
+
+def only_supervised(method: str) -> str:
+    """Why a smoke check is refused of a reinforcement run."""
+    return f"smoke is for sft, this run is {method}: there are no answers to reproduce"
 
 
 def _not_supervised(found: Document) -> Iterator[Problem]:
