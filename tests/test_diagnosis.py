@@ -336,6 +336,15 @@ def test_identical_rewards_of_another_scale_are_no_success() -> None:
     assert found.options == ("temperature",)
 
 
+def test_a_reward_that_no_reply_earns_may_be_at_fault_itself() -> None:
+    lost = with_steps(no_signal_groups=10, all_success_groups=0, all_failed_groups=10)
+    found = only("no-signal groups", **long_rewards(0.0) | lost)
+    assert "Not one of the last 80 replies earned anything." in found.sentence
+    assert "try it by hand" in found.suggestion
+    assert "too hard" in found.suggestion
+    assert found.options == ("reward",)
+
+
 def test_tasks_that_all_solve_are_too_easy() -> None:
     found = only("no-signal groups", **long_rewards(1.0))
     assert "200 all succeeded" in found.sentence

@@ -117,7 +117,15 @@ def _cause(facts: Facts, right: bool) -> tuple[str, str, tuple[str, ...]] | None
             ("temperature",),
         )
     rewards = [t["reward"] for t in facts.trajectories if t["reward"] is not None]
-    if len(rewards) >= _FEW_REPLIES and min(rewards) == max(rewards) != 0:
+    if len(rewards) >= _FEW_REPLIES and min(rewards) == max(rewards) == 0:
+        return (
+            f" Not one of the last {counted(len(rewards), 'reply')} earned anything.",
+            "Read a few of run.texts(). Where replies look right, the reward asks for something "
+            "that they do not have, their form say: try it by hand. Where they are wrong, the "
+            "tasks are too hard: give partial credit, or begin with easier tasks.",
+            ("reward",),
+        )
+    if len(rewards) >= _FEW_REPLIES and min(rewards) == max(rewards):
         differ = ", though most of them differ" if told >= _FEW_REPLIES else ""
         return (
             f" Every one of the last {counted(len(rewards), 'reply')} earned {rewards[0]:g}"
