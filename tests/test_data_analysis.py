@@ -19,7 +19,8 @@ from transformers import AutoTokenizer
 
 from nbtrain.catalog import Catalog
 from nbtrain.catalog.base_models import BaseModel, embedded_folder
-from nbtrain.client.side import SideProcess, _Watch, side_process
+from nbtrain.client.side import SideProcess, side_process
+from nbtrain.client.warm import _Watch
 from nbtrain.data.analysis import Analysis, Lengths, analyze, preview_row, rows_page
 from nbtrain.data.datasets import Dataset, DatasetRegistry
 from nbtrain.data.masks import LossRules, mask_row
@@ -194,7 +195,7 @@ def test_its_refusals_arrive_as_refusals(
     with pytest.raises(IndexError, match="no row 20"):
         side.preview(dataset, model, row=20)
     with pytest.raises(NbtrainError, match="rules_of_nobody"):
-        side._request({"op": "rules_of_nobody"})
+        side.request({"op": "rules_of_nobody"})
     gone = Dataset(tmp_path / "gone", dataset.spec, "gone")
     with pytest.raises(NotFound, match="gone or damaged"):
         side.rows(gone, model)
@@ -237,8 +238,8 @@ def test_one_that_hangs_is_killed_and_started_anew(
         assert side.pid not in (pid, None)
         running = side._running
 
-        def stopped() -> Any:
-            process = running()
+        def stopped(*told: Any) -> Any:
+            process = running(*told)
             os.kill(process.pid, signal.SIGSTOP)
             return process
 
@@ -300,7 +301,7 @@ import sys, time
 from pathlib import Path
 from nbtrain.client.side import side_process
 side = side_process(Path(sys.argv[1]))
-print(side._request({"op": "ping"}), flush=True)
+print(side.request({"op": "ping"}), flush=True)
 if sys.argv[2] == "stay":
     time.sleep(60)
 """

@@ -1,37 +1,28 @@
 """The side process: what a notebook needs of a tokenizer, without importing one.
 
-``python -m nbtrain.data.side`` reads one JSON request a line from stdin and writes one JSON
-reply a line to stdout, in order; it ends with its stdin and with its parent. A request is
+``python -m nbtrain.data.side`` answers as :mod:`nbtrain.data.serving` says. A request is
 ``{"id", "op", "dataset": {"folder", "name"}, "model": {"kind", "location"}, "rules": {…}, …}``
-with an ``op`` of ``analyze`` (``max_length``), ``rows`` (``offset``, ``limit``), ``preview``
-(``row``, from 0) or ``ping``; a reply is ``{"id", "result"}`` or ``{"id", "error"}``, after any
-number of ``{"id", "progress"}`` with rows done.
+with an ``op`` of ``analyze`` (``max_length``), ``rows`` (``offset``, ``limit``) or ``preview``
+(``row``, from 0); progress is in rows done.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
-from functools import lru_cache, partial
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from nbtrain.data.analysis import analyze, preview_row, rows_page
 from nbtrain.data.dataset import Dataset, load_dataset
 from nbtrain.data.masks import LossRules
-from nbtrain.data.rendering import Renderer, RowRefused, end_ids_in
+from nbtrain.data.rendering import Renderer, end_ids_in
+from nbtrain.data.serving import Teller, serve
 from nbtrain.errors import NbtrainError, NotFound, Problem, Refused, first_line
-from nbtrain.processes import die_with_parent
 
-__all__ = ["Server", "main"]
+__all__ = ["Server", "model_folder"]
 
 _TOKENIZERS_KEPT = 4
-
-Progress = Callable[[int], None]
 
 
 class Server:
@@ -40,11 +31,9 @@ class Server:
     def __init__(self) -> None:
         self._renderer = lru_cache(_TOKENIZERS_KEPT)(_load_renderer)
 
-    def answer(self, request: Mapping[str, Any], progress: Progress) -> Any:
+    def answer(self, request: Mapping[str, Any], tell: Teller) -> Any:
         """The result of one request, as plain values. Raises what stops it."""
         op = request.get("op")
-        if op == "ping":
-            return os.getpid()
         served = {"analyze": self._analyze, "rows": self._rows, "preview": self._preview}.get(
             str(op)
         )
@@ -56,7 +45,7 @@ class Server:
         renderer = self._renderer(model["kind"], str(folder), _changed_at(folder))
         told = request["dataset"]
         dataset = load_dataset(Path(told["folder"]), told.get("name"))
-        return served(request, dataset, renderer, LossRules(**request.get("rules", {})), progress)
+        return served(request, dataset, renderer, LossRules(**request.get("rules", {})), tell)
 
     def _analyze(
         self,
@@ -64,7 +53,7 @@ class Server:
         dataset: Dataset,
         renderer: Renderer,
         rules: LossRules,
-        progress: Progress,
+        tell: Teller,
     ) -> Any:
         found = analyze(
             dataset,
@@ -72,7 +61,7 @@ class Server:
             rules,
             int(request["max_length"]),
             ends=renderer.ends,
-            progress=progress,
+            progress=tell,
         )
         return found.to_json()
 
@@ -82,10 +71,10 @@ class Server:
         dataset: Dataset,
         renderer: Renderer,
         rules: LossRules,
-        progress: Progress,
+        tell: Teller,
     ) -> Any:
         page = int(request.get("offset", 0)), int(request.get("limit", 25))
-        return rows_page(dataset, renderer, rules, *page, progress)
+        return rows_page(dataset, renderer, rules, *page, tell)
 
     def _preview(
         self,
@@ -93,9 +82,9 @@ class Server:
         dataset: Dataset,
         renderer: Renderer,
         rules: LossRules,
-        progress: Progress,
+        tell: Teller,
     ) -> Any:
-        del progress
+        del tell
         return preview_row(dataset, renderer, rules, int(request["row"]))
 
 
@@ -142,58 +131,5 @@ def _changed_at(folder: Path) -> tuple[float, ...]:
     return tuple(path.stat().st_mtime if path.exists() else 0.0 for path in paths)
 
 
-def _error(error: BaseException) -> dict[str, Any]:
-    """An error as plain values; the client makes the same one of it."""
-    if isinstance(error, Refused):
-        kind = "row" if isinstance(error, RowRefused) else "refused"
-        problems = [asdict(problem) for problem in error.problems]
-        for problem in problems:
-            found = problem["found"]
-            plain = found is None or isinstance(found, str | int | float)
-            problem["found"] = found if plain else str(found)
-        return {"kind": kind, "message": str(error), "problems": problems}
-    if isinstance(error, NotFound):
-        return {"kind": "not_found", "message": str(error)}
-    if isinstance(error, IndexError):
-        return {"kind": "index", "message": str(error)}
-    if not isinstance(error, NbtrainError):
-        traceback.print_exc()
-    return {"kind": "error", "message": str(error) or type(error).__name__}
-
-
-def serve(requests: Iterable[bytes], out: BinaryIO) -> None:
-    """Answer requests until there are no more."""
-    server = Server()
-
-    def send(message: Mapping[str, Any]) -> None:
-        out.write(json.dumps(message).encode("ascii") + b"\n")
-        out.flush()
-
-    def progress(number: object, rows: int) -> None:
-        send({"id": number, "progress": rows})
-
-    for line in requests:
-        number = None
-        try:
-            request = json.loads(line)
-            number = request["id"]
-            result = server.answer(request, partial(progress, number))
-            send({"id": number, "result": result})
-        except Exception as error:  # the next request may be better
-            send({"id": number, "error": _error(error)})
-
-
-def main() -> None:
-    """Serve stdin and stdout until the parent closes them or dies."""
-    die_with_parent()
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["TRANSFORMERS_OFFLINE"] = "1"
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Whatever a library prints goes to the log: stdout carries replies alone.
-    with os.fdopen(os.dup(1), "wb") as out:
-        os.dup2(2, 1)
-        serve(sys.stdin.buffer, out)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Server().answer)

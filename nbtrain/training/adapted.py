@@ -76,6 +76,12 @@ class AdaptedModel:
             if parameter.requires_grad
         }
 
+    @property
+    def generation_defaults(self) -> dict[str, Any]:
+        """The model's own top_p and top_k, ``None`` where it declares none."""
+        config = self.model.generation_config
+        return {"top_p": getattr(config, "top_p", None), "top_k": getattr(config, "top_k", None)}
+
     def adapter_state(self) -> dict[str, Tensor]:
         """The adapter's weights under PEFT's names on disk, detached, on the CPU."""
         return {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
@@ -91,9 +90,3 @@ class Policy(AdaptedModel):
         part must be back-propagated before the next is asked for, and the iterator run to its end.
         """
         return scored(self._scorer, unit, temperature=temperature, adapter=adapter)
-
-    @property
-    def generation_defaults(self) -> dict[str, Any]:
-        """The model's own top_p and top_k, ``None`` where it declares none."""
-        config = self.model.generation_config
-        return {"top_p": getattr(config, "top_p", None), "top_k": getattr(config, "top_k", None)}
