@@ -87,15 +87,15 @@ def test_a_long_run_is_followed_in_place_throttled_and_bounded(run: Run) -> None
 
 
 BREAK = """
-from nbtrain.client.glance import Glance
+from nbtrain.client.followed import Followed
 from nbtrain.notebook import poller
 poller._AFTER_AN_ERROR = 0.2
-whole = Glance._read
+whole = Followed._take
 def broken(*_):
     met.append(1)
     raise OSError("the disk is gone")
 met = []
-Glance._read = broken
+Followed._take = broken
 """
 
 
@@ -105,7 +105,7 @@ def test_what_the_poller_meets_is_neither_printed_nor_raised(run: Run) -> None:
         seen.run(BREAK)
         stored.step(run, 1)
         seen.run("while len(met) < 3: time.sleep(0.05)")
-        seen.run("Glance._read = whole")
+        seen.run("Followed._take = whole")
         stored.finish(run)
         seen.run("time.sleep(3)")
         assert "COMPLETED" in updates(seen)[-1]["content"]["data"]["text/plain"]

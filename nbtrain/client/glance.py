@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from nbtrain.client import lineage, tables
-from nbtrain.client.curve import LossCurve
+from nbtrain.client.curve import loss_curve
+from nbtrain.client.followed import Followed
 from nbtrain.client.readings import SFT
-from nbtrain.client.records import HeldOutPoint
 from nbtrain.errors import NotFound
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.report.figures import loss_figure, png, reward_figure
@@ -29,13 +30,19 @@ from nbtrain.report.summary import (
 
 if TYPE_CHECKING:
     from nbtrain.jobs.liveness import Liveness
-    from nbtrain.store import Store, StoredCheckpoint, StoredRun
+    from nbtrain.report.findings import Finding
+    from nbtrain.store import Store, StoredRun
 
-__all__ = ["Glance", "first_and_last", "number"]
+__all__ = ["READ_WITHIN", "Glance", "first_and_last", "glance_of", "number"]
 
-_SHARE = 0.05  # of a core that pictures may take: one that cost 0.1 s is followed by 2 s without
-_LONGEST_WITHOUT = 5.0  # seconds; the first picture also pays for loading matplotlib
-_DIAGNOSED = 10.0  # seconds between two diagnoses
+READ_WITHIN = 0.25
+"""Seconds for which a reading is new enough for what follows a run by itself."""
+
+_SHARE = 0.005  # of a core that pictures may take: one that cost 0.1 s is followed by 20 s without
+_LONGEST_WITHOUT = 20.0  # seconds; the first picture also pays for loading matplotlib
+_DIAGNOSED = 10.0  # seconds between two diagnoses,
+_DIAGNOSED_SHARE = 0.001  # of a core for them,
+_DIAGNOSED_LATEST = 60.0  # but at the latest after so long
 _FEW_STEPS = 3  # that say nothing yet
 _SAID = frozenset(
     (
@@ -44,8 +51,6 @@ _SAID = frozenset(
     )
 )
 _BUDGETS = ("max_total_", "max_wall_clock_")
-_LOOK_BACK = 8  # keys of steps
-_NEWEST = 512  # trajectories among which the most frequent error is looked for
 _COUNTED = {
     "used_groups": "used",
     "used_without_signal": "of them without signal",
@@ -57,16 +62,11 @@ _COUNTED = {
 }
 
 
-_PLACES = (
-    *("used_groups", "no_signal_groups", "filtered_groups", "too_small_groups"),
-    *("discarded_groups", "pending_groups", "metrics"),
-)
-
-
 def _groups(step: Mapping[str, Any]) -> dict[str, int]:
     """Where the groups of a step went, in words; a tied one that trains is a used one."""
     tied, used = step.get("no_signal_groups") or 0, step.get("used_groups") or 0
-    left_out = (step.get("metrics") or {}).get("no_signal_not_trained", tied)
+    left_out = step.get("no_signal_not_trained")
+    left_out = tied if left_out is None else int(left_out)
     # Tied groups that wait or were discarded are not told from tied ones that trained
     unsure = step.get("pending_groups") or step.get("discarded_groups")
     places = {
@@ -78,104 +78,57 @@ def _groups(step: Mapping[str, Any]) -> dict[str, int]:
 
 
 class Glance:
-    """What one sees of a run without asking further; may be used from several threads.
+    """What one sees of a run without asking further; may be used from several threads."""
 
-    ``look`` returns the run's row, and whether its job lives, as they are now.
-    """
-
-    def __init__(self, store: Store, look: Callable[[], tuple[StoredRun, Liveness]]) -> None:
-        self._store = store
-        self._look = look
-        self._lock = threading.RLock()
-        self._forget()
+    def __init__(self, followed: Followed) -> None:
+        self.followed = followed
+        self._store = followed.store
+        self._lock = followed.lock
         self._notes: list[str] | None = None
         self._plan: ResolvedPlan | None = None
         self._picture: bytes | None = None
         self._pictured: object = None
         self._next_picture = 0.0
-        self._fixed = False
-        self._problem: str | None = None
+        self._findings: list[Finding] = []
         self._diagnosed: object = None
         self._next_look = 0.0
+        self._summary: RunSummary | None = None
+        self._summed: object = None
 
-    def _forget(self) -> None:
-        self._attempt = 0
-        self._step_cursor = 0
-        self._round_cursor = 0
-        self._rewards: dict[int, tuple[int, float | None]] = {}
-        self._curve = LossCurve()
-        self._rounds: list[HeldOutPoint] = []
-        self._held_out: list[HeldOut] = []
-        self._groups: dict[str, int] = {}
-        self._saved: tuple[int, int | None] | None = None
-        self._checkpoints: list[StoredCheckpoint] = []
-        self._attempted = 0
-        self._cut = 0
-        self._cut_cursor = 0
-        self._error: str | None = None
+    def refresh(self, within: float = 0.0) -> RunSummary:
+        """Read what is new and return the whole summary, which is not to be changed.
 
-    def refresh(self) -> RunSummary:
-        """Read what is new and return the whole summary."""
+        What was read in the last ``within`` seconds is new enough.
+        """
         with self._lock:
-            row, seen = self._look()
-            # Rows of an ended run are read once more from the start: those of a step that was not
-            # settled may have changed, and an attempt that came back hides some
-            if row.attempt != self._attempt or (row.ended_for_good and not self._fixed):
-                self._forget()
-                self._attempt = row.attempt
-            self._fixed = row.ended_for_good
-            self._read(row)
-            return self._summary(row, seen)
+            row, seen = self.followed.refresh(within)
+            if self._summary is None or self._summed is not row:
+                self._summary = self._made(row, seen)
+                self._summed = row
+            return self._summary
 
-    def _read(self, row: StoredRun) -> None:
-        if row.method == SFT:
-            self._curve.read(self._store, row)
-        else:
-            self._read_rewards(row)
-        rounds = self._store.validation_rounds(row.key, self._round_cursor)
-        if rounds:
-            points = tables.held_out_points(rounds)
-            self._rounds += points
-            self._held_out += [
-                HeldOut(p.step, p.held_out_reward, p.round_completed) for p in points
-            ]
-            self._round_cursor = rounds[-1]["id"]
+    def findings(self, within: float = 0.0) -> list[Finding]:
+        """What a diagnosis finds, looked for as often as its cost allows."""
+        with self._lock:
+            self.refresh(within)
+            return self._findings
 
-    def _read_rewards(self, row: StoredRun) -> None:
-        store = self._store
-        if self._step_cursor:
-            columns = ("id", "step", "avg_reward", "settled")
-            steps = store.steps(row.key, self._step_cursor, columns=columns)
-            unsettled = next((step["id"] for step in steps if not step["settled"]), None)
-        else:
-            # The history comes from an index that does not know what is settled; what is
-            # committed between these two questions is read once more next time
-            unsettled = store.unsettled(row.key)
-            steps = store.rewards(row.key)
-            if steps and unsettled is None:
-                unsettled = max(1, max(step["id"] for step in steps) - _LOOK_BACK)
-        self._rewards |= {step["id"]: (step["step"], step["avg_reward"]) for step in steps}
-        if steps:
-            newest = max(step["id"] for step in steps)
-            self._step_cursor = newest if unsettled is None else unsettled - 1
-            (last,) = store.steps(row.key, newest - 1, limit=1, columns=_PLACES) or [{}]
-            self._groups = _groups(last)
-        if row.graded_trajectories < row.attempted_trajectories != self._attempted:
-            self._attempted = row.attempted_trajectories
-            key, error = newest_error(store, row)
-            self._error = error or self._error
-            self._cut += store.cut_count(row.key, self._cut_cursor, key)
-            self._cut_cursor = key
+    @property
+    def plan(self) -> ResolvedPlan:
+        """What the run trains under."""
+        with self._lock:
+            if self._plan is None:
+                self._plan = self._planned(self.followed.refresh(_LONGEST_WITHOUT)[0])
+            return self._plan
 
-    def _summary(self, row: StoredRun, seen: Liveness) -> RunSummary:
-        # what a run saved changes with a save; what else changes is read anew when it is over
-        saved = (row.attempt, row.saved_step)
-        if saved != self._saved:
-            self._checkpoints = self._store.checkpoints(row.key)
-            self._saved = saved
-        found = tables.checkpoint_records(self._checkpoints, self._rounds)
-        top = tables.best(found)
+    def _made(self, row: StoredRun, seen: Liveness) -> RunSummary:
+        read = self.followed
         plan = self._planned(row)
+        steps = list(read.steps.values())
+        rounds = tables.held_out_points(read.rounds.values())
+        found = tables.checkpoint_records(read.checkpoints, rounds)
+        top = tables.best(found)
+        sampled = row.method != SFT
         return RunSummary(
             run_id=row.run_id,
             name=row.name,
@@ -192,8 +145,8 @@ class Glance:
             updates_applied=row.updates_applied,
             attempted=row.attempted_trajectories,
             graded=row.graded_trajectories,
-            cut=self._cut,
-            ungraded_error=self._error,
+            cut=read.cut,
+            ungraded_error=read.error,
             output_tokens=row.output_tokens,
             created_at=row.created_at,
             started_at=row.started_at,
@@ -202,19 +155,19 @@ class Glance:
             ended=self._ended(row),
             liveness=None if row.ended_for_good else seen.message,
             activity=None if row.ended_for_good else seen.activity,
-            rewards=list(self._rewards.values()),
-            held_out=list(self._held_out),
+            rewards=[(step["step"], step["avg_reward"]) for step in steps] if sampled else [],
+            held_out=[HeldOut(p.step, p.held_out_reward, p.round_completed) for p in rounds],
             checkpoints=[
                 CheckpointLine(c.checkpoint_id, c.step_index, c.held_out_reward,
                                c.round_completed, best=c == top, kind=c.kind,
                                loss=c.validation_loss)
                 for c in found
             ],
-            last_groups=dict(self._groups),
+            last_groups=_groups(steps[-1]) if sampled and steps else {},
             problem=self._found(row, seen),
             notes=self._told(row),
-            admission="as graded" if plan.admission == "as_graded" and row.method != SFT else "",
-            supervised=self._curve.told(plan, self._rounds),
+            admission="as graded" if plan.admission == "as_graded" and sampled else "",
+            supervised=loss_curve(plan, steps, rounds),
             checks=row.checks,
             verdict=row.verdict,
             model=registered(self._store, row),
@@ -228,26 +181,29 @@ class Glance:
     def _found(self, row: StoredRun, seen: Liveness) -> str | None:
         """The worst of what a diagnosis finds, but for what the summary says anyway.
 
-        Looked for again when a step came, at most once in :data:`_DIAGNOSED` seconds until the
-        run is over.
+        Looked for again when a step came, at most once in :data:`_DIAGNOSED` seconds and with
+        :data:`_DIAGNOSED_SHARE` of a core until the run is over.
         """
         state = (row.attempt, row.completed_steps, row.ended_for_good)
         if state != self._diagnosed and (row.ended_for_good or time.monotonic() >= self._next_look):
             from nbtrain.client.diagnosis import diagnose, gather
 
+            begun = time.thread_time()
             few = row.completed_steps - row.start_step < _FEW_STEPS and not row.ended_for_good
-            found = [] if few else diagnose(gather(self._store, row, seen)).problems
-            worst = [finding.sentence for finding in found if finding.rule not in _SAID]
-            self._problem = worst[0] if worst else None
+            self._findings = [] if few else list(diagnose(gather(self._store, row, seen)))
             self._diagnosed = state
-            self._next_look = time.monotonic() + _DIAGNOSED
-        return self._problem
+            pause = (time.thread_time() - begun) / _DIAGNOSED_SHARE
+            self._next_look = time.monotonic() + min(_DIAGNOSED_LATEST, max(_DIAGNOSED, pause))
+        problems = (f for f in self._findings if f.severity == "problem" and f.rule not in _SAID)
+        worst = next(problems, None)
+        return None if worst is None else worst.sentence
 
     def _ended(self, row: StoredRun) -> str | None:
         """Why the run ended early; with a used-up budget also how to go on."""
-        if not row.ended or not row.ended.startswith(_BUDGETS) or not self._checkpoints:
+        saved = self.followed.checkpoints
+        if not row.ended or not row.ended.startswith(_BUDGETS) or not saved:
             return row.ended
-        last = max(self._checkpoints, key=lambda checkpoint: checkpoint.step)
+        last = max(saved, key=lambda checkpoint: checkpoint.step)
         return f"{row.ended}; go on with: %%train --from {last.short_id}"
 
     def _told(self, row: StoredRun) -> list[str]:
@@ -270,17 +226,17 @@ class Glance:
     @property
     def is_final(self) -> bool:
         """Whether the run was over at the last refresh, so that nothing will change any more."""
-        return self._fixed
+        return self.followed.is_final
 
     def bundle(self, *, hurry: bool = False, notes: tuple[str, ...] = ()) -> dict[str, Any]:
         """The summary as text, static HTML and PNG, by MIME type; ``notes`` are added to its own.
 
-        With ``hurry`` the picture may be an older one, or missing while no step is there: drawing
-        is held to a twentieth of one core, until the run is over.
+        With ``hurry`` figures may be a moment old, and the picture an older one, or missing while
+        no step is there: drawing is held to :data:`_SHARE` of one core, until the run is over.
         """
         with self._lock:
-            summary = self.refresh()
-            summary.notes = [*notes, *summary.notes]
+            summary = self.refresh(READ_WITHIN if hurry else 0.0)
+            summary = replace(summary, notes=[*notes, *summary.notes])
             picture = self._drawn(summary, hurry=hurry)
             bundle = {"text/plain": as_text(summary), "text/html": as_html(summary, picture)}
             if picture:
@@ -291,7 +247,8 @@ class Glance:
         losses = summary.supervised.losses if summary.supervised else []
         if not summary.rewards and not summary.held_out and not losses:
             return None
-        state = (len(summary.rewards), len(losses), len(summary.held_out), self._attempt)
+        read = self.followed
+        state = (read.generation, len(read.step_log), len(read.round_log), read.is_final)
         late = summary.status in ("succeeded", "failed", "cancelled")
         if state == self._pictured or (
             hurry and not late and time.monotonic() < self._next_picture
@@ -305,6 +262,22 @@ class Glance:
         return self._picture
 
 
+_shared: WeakValueDictionary[tuple[str, int], Glance] = WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def glance_of(store: Store, run_key: int, look: Callable[[], tuple[StoredRun, Liveness]]) -> Glance:
+    """The one summary of a run in this process, so that what watches a run reads it once.
+
+    ``look`` returns the run's row, and whether its job lives, as they are now.
+    """
+    with _sharing:
+        known = _shared.get((store.url, run_key))
+        if known is None:
+            known = _shared[store.url, run_key] = Glance(Followed(store, run_key, look))
+        return known
+
+
 def _figure(summary: RunSummary) -> Any:
     if summary.supervised is not None:
         # A smoke check ends where its rows are known by heart, mostly long before its last step
@@ -314,30 +287,6 @@ def _figure(summary: RunSummary) -> Any:
     return reward_figure(
         summary.rewards, summary.held_out, title=summary.title, total_steps=summary.total_steps
     )
-
-
-def newest_error(store: Store, row: StoredRun) -> tuple[int, str | None]:
-    """The newest trajectory's key, and an error of the kind that is the most frequent among the
-    newest ones that ended without a grade.
-    """
-    from nbtrain.client.diagnosis.errors import alike
-
-    newest = store.trajectories(
-        row.key,
-        split="train",
-        limit=_NEWEST,
-        newest=True,
-        columns=("id", "status", "reward", "error"),
-    )
-    errors = [
-        t["error"]
-        for t in newest
-        if t["reward"] is None and t["error"] and t["status"] != "aborted"
-    ]
-    kinds = Counter(map(alike, errors))
-    most = max(kinds, key=lambda kind: kinds[kind], default=None)
-    last = newest[-1]["id"] if newest else 0
-    return last, next((error for error in errors if alike(error) == most), None)
 
 
 def registered(store: Store, row: StoredRun) -> str | None:

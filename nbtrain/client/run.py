@@ -255,10 +255,10 @@ class Run(RunTables, NotYet):
 
     def glance(self) -> Glance:
         """The summary behind the repr; it reads only what is new each time."""
-        from nbtrain.client.glance import Glance
+        from nbtrain.client.glance import glance_of
 
         if self._glance is None:
-            self._glance = Glance(self._store, self._look)
+            self._glance = glance_of(self._store, self._key, self._look)
         return self._glance
 
     def plot(self) -> Any:

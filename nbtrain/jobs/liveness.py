@@ -18,7 +18,7 @@ from nbtrain.store import Row, Store, StoredRun
 from nbtrain.training.outcome import Outcome, read_outcome
 from nbtrain.training.partials import clear_left_overs
 
-__all__ = ["Here", "Liveness", "judge", "liveness", "reap"]
+__all__ = ["Here", "Liveness", "judge", "liveness", "reap", "seen_of"]
 
 CONTAINER_SECONDS = 180.0
 """Silence after which a host in another process namespace counts as gone."""
@@ -125,8 +125,14 @@ def liveness(store: Store, run: StoredRun) -> Liveness:
     """Whether ``run``'s job lives now. An ended or paused run has no job: ``gone``."""
     run = store.run(run.key)
     if run.ended_for_good or run.paused:
+        return seen_of(run, {})
+    return seen_of(run, store.attempt(run.key, run.attempt))
+
+
+def seen_of(run: StoredRun, attempt: Row) -> Liveness:
+    """The same of a run and its attempt as they were read together."""
+    if run.ended_for_good or run.paused:
         return Liveness("gone", run.ended_at, f"the run is {run.phase}")
-    attempt = store.attempt(run.key, run.attempt)
     found = judge(run.phase, attempt, run.created_at, here())
     begins = _BEGINS.get(run.phase) if found.state == "alive" else None
     return replace(found, activity=attempt["activity"] or begins)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 Point = tuple[float, float]
 
 
 def finite(points: Iterable[tuple[float | None, float | None]]) -> list[Point]:
     """The points whose both coordinates are finite numbers, in their order."""
-    return [
-        (float(x), float(y))
-        for x, y in points
-        if x is not None and y is not None and math.isfinite(x) and math.isfinite(y)
-    ]
+    return list(_finite(points))
+
+
+def _finite(points: Iterable[tuple[float | None, float | None]]) -> Iterator[Point]:
+    for x, y in points:
+        if x is not None and y is not None and math.isfinite(x) and math.isfinite(y):
+            yield float(x), float(y)
 
 
 def thin(points: Sequence[Point], limit: int) -> list[Point]:
@@ -54,18 +57,20 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 
 def first_and_last(
-    points: Iterable[tuple[float | None, float | None]], width: int = 10
+    points: Sequence[tuple[float | None, float | None]], width: int = 10
 ) -> tuple[float, float, int] | None:
     """Mean of the first and of the last values, and of how many each; ``None`` below two.
 
     The one window in which a curve's ends are told and judged. What is no finite number is left
     out; the two stretches never overlap: below ``2 * width`` values each is half of them.
     """
-    values = [value for _, value in finite(points)]
-    each = min(width, len(values) // 2)
+    # Whoever watches a long run asks again with each step: only the ends are looked at
+    head = [value for _, value in islice(_finite(points), 2 * width)]
+    each = min(width, len(head) // 2)
     if each == 0:
         return None
-    return sum(values[:each]) / each, sum(values[-each:]) / each, each
+    last = [value for _, value in islice(_finite(reversed(points)), each)]
+    return sum(head[:each]) / each, sum(reversed(last)) / each, each
 
 
 def mean(values: Iterable[float | None]) -> float | None:

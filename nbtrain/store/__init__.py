@@ -16,11 +16,13 @@ from nbtrain.store.home import (
 )
 from nbtrain.store.ids import check_id, new_id, short
 from nbtrain.store.names import moved, name_problems, unknown
+from nbtrain.store.pulse import Pulse
 from nbtrain.store.rows import Row, StoredCheckpoint, StoredRun, trajectory_ref
 from nbtrain.store.store import Store, open_store
 from nbtrain.store.writer import RunWriter
 
 __all__ = [
+    "Pulse",
     "Row",
     "RunWriter",
     "Store",

@@ -15,7 +15,7 @@ from nbtrain.store.connect import Database
 from nbtrain.store.ids import MIN_PREFIX, is_prefix, short
 from nbtrain.store.rows import StoredCheckpoint, StoredRun
 
-__all__ = ["Finder"]
+__all__ = ["RUN_COLUMNS", "Finder"]
 
 _T = TypeVar("_T")
 
@@ -25,7 +25,7 @@ _RUN_JSON = {
     "checks": "checks_text",
     "verdict": "verdict_text",
 }
-_RUN_COLUMNS: list[ColumnElement[Any]] = [
+RUN_COLUMNS: list[ColumnElement[Any]] = [
     tables.runs.c.id.label("key"),
     *(
         # The JSON stays text until somebody asks for it
@@ -38,7 +38,7 @@ _RUN_COLUMNS: list[ColumnElement[Any]] = [
 ]
 _BRIEF_COLUMNS: list[ColumnElement[Any]] = [
     null().label(column.name) if column.name in _RUN_JSON.values() else column
-    for column in _RUN_COLUMNS
+    for column in RUN_COLUMNS
 ]
 _CHECKPOINT_COLUMNS: list[ColumnElement[Any]] = [
     tables.checkpoints.c.id.label("key"),
@@ -54,7 +54,7 @@ class Finder:
 
     def run(self, run_key: int) -> StoredRun:
         """The run with this key, as it stands now. Raises :class:`NotFound`."""
-        found = self._runs(select(*_RUN_COLUMNS).where(tables.runs.c.id == run_key))
+        found = self._runs(select(*RUN_COLUMNS).where(tables.runs.c.id == run_key))
         if not found:
             msg = f"there is no run with the key {run_key}"
             raise NotFound(msg)
@@ -75,7 +75,7 @@ class Finder:
         those that have not ended. Without ``texts`` the plans, most of a row, are left out.
         """
         query = (
-            select(*(_RUN_COLUMNS if texts else _BRIEF_COLUMNS))
+            select(*(RUN_COLUMNS if texts else _BRIEF_COLUMNS))
             .order_by(tables.runs.c.id.desc())
             .limit(limit)
         )
@@ -97,7 +97,7 @@ class Finder:
         A prefix has at least 4 digits. Raises :class:`NotFound`, naming what is near, and
         :class:`AmbiguousReference`, naming the candidates.
         """
-        query = select(*_RUN_COLUMNS).order_by(tables.runs.c.id.desc())
+        query = select(*RUN_COLUMNS).order_by(tables.runs.c.id.desc())
         for rule in (tables.runs.c.run_id == ref, tables.runs.c.name == ref):
             found = self._runs(query.where(rule).limit(1))
             if found:

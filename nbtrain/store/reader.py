@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -18,12 +18,14 @@ from sqlalchemy import (
 from nbtrain.errors import NotFound
 from nbtrain.store import tables
 from nbtrain.store.finder import Finder
+from nbtrain.store.pulse import Pulse, pulse
 from nbtrain.store.rows import Row
 from nbtrain.store.texts import unpack
 
 __all__ = ["Reader"]
 
 _CHUNK = 20_000
+_FEW_ROUNDS = 200  # whose steps are looked up one by one
 
 _TEXT_BLOCK = (
     select(tables.trajectory_texts)
@@ -68,6 +70,10 @@ class Reader(Finder):
         alone are read from an index, in the order of steps, without touching the metrics.
         """
         return _dicts(self._select(tables.steps, run_key, after, limit, columns, superseded))
+
+    def pulse(self, run_key: int, steps_after: int = 0, rounds_after: int = 0) -> Pulse:
+        """The run, its newest attempt and its new steps and rounds, in one cheap transaction."""
+        return pulse(self.database, run_key, steps_after, rounds_after)
 
     def steps_at(self, run_key: int, steps: Iterable[int]) -> list[Row]:
         """The rows of these steps, in their order."""
@@ -139,6 +145,19 @@ class Reader(Finder):
         return _dicts(
             self._select(table, run_key, after, limit, columns, superseded, rules, newest=newest)
         )
+
+    def held_out(self, run_key: int, steps: Collection[int]) -> list[tuple[Any, ...]]:
+        """(attempt, step, task_id, reward, reason) of the samples of the rounds at ``steps``."""
+        table = tables.trajectories
+        wanted = ("attempt", "step", "task_id", "reward", "reason")
+        found: list[tuple[Any, ...]] = []
+        if len(steps) > _FEW_ROUNDS:
+            for chunk in self.trajectory_chunks(run_key, wanted, split="held_out"):
+                found += (row[1:] for row in chunk if row[2] in steps)
+            return found
+        # Not "= 'held_out'": that would lead SQLite to read every round's samples for a few
+        rules = [table.c.step.in_(sorted(steps)), table.c.split != "train"]
+        return self._select(table, run_key, 0, None, wanted, False, rules)[1]
 
     def trajectory_chunks(
         self,
