@@ -1,4 +1,11 @@
 /** What a panel shows of a run's figures: several charts over the same rows. */
+import { Curve } from './curve';
+import { Outcomes } from './outcomes';
+import { Plot } from './plot';
+import { Rate } from './rate';
+import { Rows } from './rows';
+import type { Beside, Kind, Shown, Source } from './source';
+import { watchTheme, type Theme } from './theme';
 
 /**
  * `curve`: reward, or the loss of a supervised run, with the held-out rounds. `outcomes`: where
@@ -6,64 +13,100 @@
  */
 export type ChartKind = 'curve' | 'outcomes' | 'rate';
 
-export interface Checkpoint {
-  step: number;
-  best: boolean;
-}
-
-/** A figure that was recorded as NaN or infinite. */
-export interface NotFinite {
-  step: number;
-  name: string;
-}
-
 export interface ChartsOptions {
   supervised: boolean;
   /** A person chose the checkpoint at this step: by a click near it, or by Enter. */
   onPick?: (step: number) => void;
 }
 
-/** What is drawn beside the rows; what is left out stays as it was. */
-export interface Shown {
-  checkpoints?: readonly Checkpoint[];
-  /** The step of the picked checkpoint. */
-  picked?: number | null;
-  notFinite?: readonly NotFinite[];
-  /** The planned learning rate, over the whole run. */
-  schedule?: { steps: readonly number[]; rates: readonly number[] };
-  /** How many steps the run wants, and how many it has. */
-  total?: number;
-  completed?: number;
-}
+const NOTHING: Beside = {
+  checkpoints: [],
+  picked: null,
+  notFinite: [],
+  schedule: { steps: [], rates: [] },
+  total: 0,
+  completed: 0
+};
+
+let made = 0;
 
 export class Charts {
-  constructor(private readonly options: ChartsOptions) {}
+  private readonly source: Source;
+  private readonly plots: Plot[] = [];
+  private readonly syncKey = `nbtrain-${++made}`;
+  private readonly stopWatching: () => void;
+  private frame: number | null = null;
 
-  /** Draws a chart into `host` and keeps it up to date until `destroy`. */
+  constructor(private readonly options: ChartsOptions) {
+    const { supervised } = options;
+    this.source = { ...NOTHING, supervised, steps: new Rows(), rounds: new Rows() };
+    this.stopWatching = watchTheme(() => this.plots.forEach(plot => plot.recolour()));
+  }
+
+  /** Draws a chart into `host`, which it empties, and keeps it up to date until `destroy`. */
   mount(host: HTMLElement, kind: ChartKind): void {
     host.dataset.chart = kind;
-    host.dataset.points = String(this.options.supervised ? 0 : 0);
+    const plot = new Plot(host, {
+      source: this.source,
+      syncKey: this.syncKey,
+      kind: theme => this.kind(kind, theme),
+      pick: step => this.options.onPick?.(step)
+    });
+    this.plots.push(plot);
   }
 
   /** Takes rows in; one whose id is known replaces what was known of it. `columns[0]` is `id`. */
   update(
-    _table: 'steps' | 'rounds',
-    _columns: readonly string[],
-    _values: readonly ArrayLike<number>[]
+    table: 'steps' | 'rounds',
+    columns: readonly string[],
+    values: readonly ArrayLike<number>[]
   ): void {
-    // The rows come here.
+    this.source[table].upsert(columns, values);
+    this.draw();
   }
 
-  show(_what: Shown): void {
-    // The marks come here.
+  /** Changes what is drawn beside the rows; what is left out stays as it was. */
+  show(what: Shown): void {
+    Object.assign(this.source, what);
+    this.draw();
   }
 
   /** Forgets every row and mark. */
   clear(): void {
-    // Another feed begins.
+    this.source.steps.clear();
+    this.source.rounds.clear();
+    this.show(NOTHING);
+  }
+
+  /** Draws what changed now; otherwise the next frame does, once for all changes. */
+  flush(): void {
+    if (this.frame !== null) {
+      cancelAnimationFrame(this.frame);
+      this.frame = null;
+      this.plots.forEach(plot => plot.refresh());
+    }
   }
 
   destroy(): void {
-    // Observers and canvases go.
+    this.stopWatching();
+    if (this.frame !== null) {
+      cancelAnimationFrame(this.frame);
+    }
+    this.plots.splice(0).forEach(plot => plot.destroy());
+  }
+
+  private kind(kind: ChartKind, theme: () => Theme): Kind {
+    switch (kind) {
+      case 'curve':
+        return new Curve(this.source, theme);
+      case 'outcomes':
+        return new Outcomes(this.source);
+      case 'rate':
+        return new Rate(this.source, theme);
+    }
+  }
+
+  private draw(): void {
+    this.frame ??= requestAnimationFrame(() => this.flush());
   }
 }

@@ -10,5 +10,9 @@
  *     charts.update('steps', ['id', 'step', 'avg_reward'], columns);
  *     charts.show({ checkpoints: [{ step: 20, best: true }], picked: 20 });
  */
-export { Charts } from './charts.js';
-export type { ChartKind, Checkpoint, ChartsOptions, NotFinite, Shown } from './charts.js';
+import 'uplot/dist/uPlot.min.css';
+import './chart.css';
+
+export { Charts } from './charts';
+export type { ChartKind, ChartsOptions } from './charts';
+export type { Checkpoint, NotFinite, Shown } from './source';

@@ -1,0 +1,262 @@
+/** The curve: reward or loss by step, smoothed, with the held-out rounds. */
+import type uPlot from 'uplot';
+
+import { drawInterval, drawPoint } from './marks';
+import type { Kind, Legend, Prepared, Source, Table } from './source';
+import {
+  airy,
+  align,
+  countDrawn,
+  extent,
+  gaps,
+  nearest,
+  smooth,
+  smoothingWindow,
+  thin,
+  union,
+  type Drawn,
+  type Range
+} from './series';
+import type { Theme } from './theme';
+import { figure } from './words';
+
+interface Round {
+  step: number;
+  value: number;
+  low: number;
+  high: number;
+  complete: boolean;
+}
+
+const DASH = [5, 3];
+
+export class Curve implements Kind {
+  readonly height = 220;
+  readonly title: string;
+  readonly series: uPlot.Series[];
+  private xs: number[] = [];
+  private raw: Drawn[] = [];
+  private mean: Drawn[] = [];
+  private used: Drawn[] = [];
+  private window = 0;
+  private rounds: Round[] = [];
+
+  constructor(
+    private readonly source: Source,
+    theme: () => Theme
+  ) {
+    this.title = source.supervised ? 'Loss' : 'Reward';
+    const points = { show: () => this.window === 0, size: 5 };
+    this.series = [
+      {
+        width: 1,
+        // faint where the smoothed line stands before it
+        stroke: () => theme().ink.line + (this.window ? '66' : ''),
+        points: { ...points, fill: () => theme().ink.line }
+      },
+      { width: 2, stroke: () => theme().ink.line, points: { show: false } },
+      { width: 1.5, dash: DASH, stroke: () => theme().ink.second, points: { show: false } }
+    ];
+  }
+
+  prepare(): Prepared {
+    const rows = this.source.steps.byStep();
+    const raw = gaps(rows.column(this.source.supervised ? 'loss' : 'avg_reward'));
+    const used = this.ofUsed(gaps(rows.column('used_reward')), raw);
+    this.window = smoothingWindow(countDrawn(raw));
+    this.rounds = this.readRounds();
+    this.xs = union(
+      rows.steps,
+      this.rounds.map(round => round.step)
+    );
+    const blank = () => raw.map(() => undefined);
+    const place = (values: Drawn[]) => align(this.xs, rows.steps, values);
+    this.raw = place(raw);
+    this.mean = place(this.window ? smooth(raw, this.window) : blank());
+    this.used = place(this.window ? smooth(used, this.window) : used);
+    return {
+      xs: this.xs,
+      ys: [this.raw, this.mean, this.used],
+      xRange: stepRange(this.xs),
+      yRange: airy(this.extent()),
+      points: rows.steps.length,
+      lastStep: rows.steps.at(-1) ?? null
+    };
+  }
+
+  draw(plot: uPlot, theme: Theme): void {
+    const canvas = plot.ctx;
+    const at = (round: Round, value: number): [number, number] => [
+      plot.valToPos(round.step, 'x', true),
+      plot.valToPos(value, 'y', true)
+    ];
+    const ratio = window.devicePixelRatio || 1;
+    canvas.strokeStyle = theme.ink.rounds;
+    canvas.lineWidth = 1.2 * ratio;
+    canvas.setLineDash([]);
+    const whole = this.rounds.filter(round => round.complete);
+    canvas.beginPath();
+    whole.forEach(round => canvas.lineTo(...at(round, round.value)));
+    canvas.stroke();
+    const room = plot.bbox.width / Math.max(1, this.rounds.length);
+    const spread = this.rounds.filter(round => round.low <= round.high);
+    if (room < 7 * ratio) {
+      this.drawBand(canvas, theme, spread, at);
+    } else {
+      canvas.lineWidth = ratio;
+      for (const round of spread) {
+        const [x, low] = at(round, round.low);
+        drawInterval(canvas, x, low, at(round, round.high)[1], 3 * ratio);
+      }
+    }
+    canvas.lineWidth = 1.5 * ratio;
+    const radius = (room < 7 * ratio ? 1.5 : 3.5) * ratio;
+    for (const round of this.rounds) {
+      drawPoint(canvas, ...at(round, round.value), radius, theme.ink.rounds, !round.complete);
+    }
+  }
+
+  legend(): Legend[] {
+    const what = this.title.toLowerCase();
+    const legend: Legend[] = [];
+    if (countDrawn(this.raw)) {
+      const label = this.window ? `${what} (mean over ${this.window} steps)` : what;
+      legend.push({ label, swatch: { kind: 'line', ink: 'line' } });
+    }
+    if (countDrawn(this.used)) {
+      const label = 'reward of what was trained on';
+      legend.push({ label, swatch: { kind: 'line', ink: 'second', dash: DASH } });
+    }
+    if (this.rounds.some(round => round.complete)) {
+      const interval = this.rounds.some(round => round.low <= round.high) ? ', 95 % interval' : '';
+      const label = this.roundsAre + interval;
+      legend.push({ label, swatch: { kind: 'point', ink: 'rounds', hollow: false } });
+    }
+    if (this.rounds.some(round => !round.complete)) {
+      const label = `${this.roundsAre}, round not complete`;
+      legend.push({ label, swatch: { kind: 'point', ink: 'rounds', hollow: true } });
+    }
+    return legend;
+  }
+
+  readout(at: number): string {
+    const said = [`step ${this.xs[at]!}`];
+    const add = (what: string, value: Drawn) => {
+      if (value != null) {
+        said.push(`${what} ${figure(value)}`);
+      }
+    };
+    add(this.title.toLowerCase(), this.raw[at]);
+    add(`mean over ${this.window}`, this.mean[at]);
+    add('trained on', this.used[at]);
+    const round = this.rounds.find(one => one.step === this.xs[at]);
+    if (round) {
+      said.push(`${this.roundsAre} ${withInterval(round)}`);
+    }
+    return said.join(' · ');
+  }
+
+  describe(): string {
+    const what = this.title.toLowerCase();
+    const known = this.xs.filter((_, n) => this.raw[n] != null);
+    const said: string[] = [];
+    if (known.length) {
+      const [first, last] = [known[0]!, known.at(-1)!];
+      const value = (step: number) => figure(this.raw[this.xs.indexOf(step)]);
+      said.push(
+        `${this.title} by step: ${value(first)} at step ${first}, ${value(last)} at step ${last}`
+      );
+    } else {
+      said.push(`No ${what} yet`);
+    }
+    const best = this.best();
+    if (best) {
+      said.push(`best ${this.roundsAre} ${withInterval(best)} at step ${best.step}`);
+    }
+    return `${said.join('; ')}.`;
+  }
+
+  table(): Table {
+    const what = this.title.toLowerCase();
+    const places = thin(this.xs.length, 20);
+    // A thinned table keeps every round that it has room for: they are what is compared.
+    const rounds = thin(this.rounds.length, 20).map(n => nearest(this.xs, this.rounds[n]!.step));
+    return {
+      head: ['step', what, this.roundsAre],
+      rows: union(places, rounds).map(n => {
+        const round = this.rounds.find(one => one.step === this.xs[n]);
+        return [String(this.xs[n]), figure(this.raw[n]), round ? withInterval(round) : '–'];
+      })
+    };
+  }
+
+  private get roundsAre(): string {
+    return this.source.supervised ? 'validation loss' : 'held-out reward';
+  }
+
+  private best(): Round | undefined {
+    const better = (a: Round, b: Round) =>
+      this.source.supervised ? a.value < b.value : a.value > b.value;
+    return this.rounds
+      .filter(round => round.complete)
+      .reduce<Round | undefined>(
+        (best, round) => (!best || better(round, best) ? round : best),
+        undefined
+      );
+  }
+
+  private readRounds(): Round[] {
+    const rows = this.source.rounds.byStep();
+    const [values, lows, highs, whole] = ['value', 'low', 'high', 'complete'].map(name =>
+      rows.column(name)
+    );
+    return Array.from(rows.steps, (step, n) => ({
+      step,
+      value: values![n]!,
+      low: lows![n]!,
+      high: highs![n]!,
+      complete: whole![n] === 1
+    })).filter(round => Number.isFinite(round.value));
+  }
+
+  /** Told only where it differs: otherwise everything was trained on. */
+  private ofUsed(used: Drawn[], raw: Drawn[]): Drawn[] {
+    const same = used.every((value, n) => value == null || value === raw[n]);
+    return same ? used.map(() => undefined) : used;
+  }
+
+  private extent(): Range | null {
+    return extent(
+      this.raw,
+      this.used,
+      this.rounds.map(round => round.value),
+      this.rounds.map(round => round.low),
+      this.rounds.map(round => round.high)
+    );
+  }
+
+  private drawBand(
+    canvas: CanvasRenderingContext2D,
+    theme: Theme,
+    rounds: Round[],
+    at: (round: Round, value: number) => [number, number]
+  ): void {
+    canvas.beginPath();
+    rounds.forEach(round => canvas.lineTo(...at(round, round.high)));
+    [...rounds].reverse().forEach(round => canvas.lineTo(...at(round, round.low)));
+    canvas.closePath();
+    canvas.fillStyle = `${theme.ink.rounds}33`;
+    canvas.fill();
+  }
+}
+
+function withInterval(round: Round): string {
+  const interval =
+    round.low <= round.high ? ` (${figure(round.low)} to ${figure(round.high)})` : '';
+  return figure(round.value) + interval + (round.complete ? '' : ', round not complete');
+}
+
+/** Half a step of room at both ends, so that bars and curve stand over each other. */
+export function stepRange(xs: ArrayLike<number>): Range {
+  return xs.length ? [xs[0]! - 0.5, xs[xs.length - 1]! + 0.5] : [0.5, 1.5];
+}

@@ -1,0 +1,77 @@
+/** What all charts of a panel draw from, and what each kind of chart makes of it. */
+import type uPlot from 'uplot';
+
+import type { Swatch } from './marks';
+import type { Rows } from './rows';
+import type { Drawn, Range } from './series';
+import type { Theme } from './theme';
+
+export interface Checkpoint {
+  step: number;
+  best: boolean;
+}
+
+/** A figure that was recorded as NaN or infinite. */
+export interface NotFinite {
+  step: number;
+  name: string;
+}
+
+/** What is drawn beside the rows. */
+export interface Beside {
+  checkpoints: readonly Checkpoint[];
+  /** The step of the picked checkpoint. */
+  picked: number | null;
+  notFinite: readonly NotFinite[];
+  /** The planned learning rate, over the whole run. */
+  schedule: { steps: readonly number[]; rates: readonly number[] };
+  /** How many steps the run wants, and how many it has. */
+  total: number;
+  completed: number;
+}
+
+/** A change of it: what is left out stays as it was. */
+export type Shown = Partial<Beside>;
+
+export interface Source extends Beside {
+  supervised: boolean;
+  steps: Rows;
+  rounds: Rows;
+}
+
+/** What a chart draws: `ys` one per series, each as long as `xs`, where the cursor can rest. */
+export interface Prepared {
+  xs: number[];
+  ys: Drawn[][];
+  xRange: Range;
+  yRange: Range;
+  /** How many figures of the run are in it, and the newest step. */
+  points: number;
+  lastStep: number | null;
+}
+
+export interface Legend {
+  label: string;
+  swatch: Swatch;
+}
+
+export interface Table {
+  head: string[];
+  rows: string[][];
+}
+
+/** What differs between the kinds of charts. Called anew after each change, `prepare` first. */
+export interface Kind {
+  readonly title: string;
+  readonly height: number;
+  readonly series: uPlot.Series[];
+  prepare(width: number): Prepared;
+  /** Draws what is no line, over the lines. */
+  draw(plot: uPlot, theme: Theme): void;
+  legend(): Legend[];
+  /** What stands at a place of `xs`, in words. */
+  readout(at: number): string;
+  /** What the chart shows, in words. */
+  describe(): string;
+  table(): Table;
+}
