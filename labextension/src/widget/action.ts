@@ -1,6 +1,6 @@
-import type { ActionName } from '../protocol.js';
-import { h, mark, sayOrHide, show } from './dom.js';
-import type { Link } from './link.js';
+import type { ActionName } from '../protocol';
+import { h, mark, sayOrHide, show } from './dom';
+import type { Link } from './link';
 
 type Args = Record<string, unknown>;
 

@@ -1,7 +1,7 @@
-import type { About, CheckpointRow, State } from '../protocol.js';
-import { button, h, Keyed, mark, say, sayOrHide, show, uniqueId } from './dom.js';
-import type { Drawn } from './dom.js';
-import { scoreWithInterval } from './words.js';
+import type { About, CheckpointRow, State } from '../protocol';
+import { button, h, Keyed, mark, say, sayOrHide, show, uniqueId } from './dom';
+import type { Drawn } from './dom';
+import { interval, score as scored } from './words';
 
 const SHOWN = 8;
 
@@ -107,10 +107,11 @@ export class Checkpoints {
     const cell = (name: string): HTMLElement => h('td', { class: `nbtrain-${name}` });
     const [rank, step, score] = [cell('rank'), cell('step'), cell('score')];
     const [round, holds] = [cell('round'), cell('holds')];
-    const figures = h('span');
+    const value = h('span');
+    const bounds = h('span');
     const best = h('span', { class: 'nbtrain-best' }, '★ best');
     const tie = h('span', { class: 'nbtrain-muted' });
-    score.append(figures, best, tie);
+    score.append(value, ' ', bounds, ' ', best, ' ', tie);
     const el = h(
       'tr',
       {
@@ -138,7 +139,8 @@ export class Checkpoints {
         mark(el, 'title', item.id);
         say(rank, item.rank === null ? '–' : String(item.rank));
         say(step, String(item.step));
-        say(figures, scoreWithInterval(item.score, item.low, item.high));
+        say(value, scored(item.score));
+        sayOrHide(bounds, interval(item.low, item.high));
         show(best, item.best);
         sayOrHide(tie, item.tie);
         say(round, item.complete === null ? '–' : item.complete ? 'complete' : 'not complete');

@@ -1,7 +1,7 @@
-import type { Finding, State } from '../protocol.js';
-import { h, Keyed, mark, say, sayOrHide, show } from './dom.js';
-import type { Drawn } from './dom.js';
-import { counted } from './words.js';
+import type { Finding, State } from '../protocol';
+import { h, Keyed, mark, say, sayOrHide, show } from './dom';
+import type { Drawn } from './dom';
+import { counted } from './words';
 
 const MARKS = { problem: '✕ problem', hint: '! hint', fine: '✓ fine' };
 

@@ -1,4 +1,4 @@
-import type { State, TableRows, Update } from '../protocol.js';
+import type { State, TableRows, Update } from '../protocol';
 
 /** New rows of a table; `values[0]` are their ids. */
 export interface NewRows {

@@ -1,16 +1,16 @@
-import { Charts } from '../chart/index.js';
-import type { Shown } from '../chart/index.js';
-import type { State } from '../protocol.js';
-import { h, sayOrHide, show } from './dom.js';
-import type { Brought } from './feed.js';
-import { listed } from './words.js';
+import { Charts } from '../chart/index';
+import type { Shown } from '../chart/index';
+import type { State } from '../protocol';
+import { h, sayOrHide } from './dom';
+import type { Brought } from './feed';
+import { listed } from './words';
 
 /** The charts of a run, and in words which figures were not finite. */
 export class Figures {
   readonly el = h('section', { class: 'nbtrain-section nbtrain-figures' });
   private readonly title = h('h4', { class: 'nbtrain-aloud' }, 'Charts');
   private readonly notFinite = h('div', { class: 'nbtrain-muted' });
-  private readonly hosts = h('div');
+  private readonly hosts = h('div', { class: 'nbtrain-charts' });
   private charts: Charts | null = null;
   private supervised: boolean | null = null;
 
@@ -31,6 +31,7 @@ export class Figures {
     if (Object.keys(shown).length > 0) {
       this.charts?.show(shown);
     }
+    this.charts?.flush();
     if (changed.not_finite) {
       sayOrHide(this.notFinite, notFiniteWords(changed.not_finite));
     }
@@ -58,12 +59,11 @@ export class Figures {
       this.hosts.append(host);
       this.charts.mount(host, kind);
     }
-    show(this.el, true);
   }
 }
 
 /** What of the state the charts draw beside the rows. */
-function shownOf({ checkpoints, not_finite, schedule, progress }: Partial<State>): Shown {
+function shownOf({ checkpoints, not_finite, schedule, progress }: Partial<State>): Partial<Shown> {
   return {
     ...(checkpoints && { checkpoints }),
     ...(not_finite && { notFinite: not_finite }),

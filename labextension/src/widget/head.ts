@@ -1,8 +1,8 @@
-import type { State } from '../protocol.js';
-import { ActionButton } from './action.js';
-import { button, h, mark, say, sayOrHide, show } from './dom.js';
-import type { Link } from './link.js';
-import { duration } from './words.js';
+import type { State } from '../protocol';
+import { ActionButton } from './action';
+import { button, h, mark, say, sayOrHide, show } from './dom';
+import type { Link } from './link';
+import { duration } from './words';
 
 const ANNOUNCE = 5_000; // ms between two announcements to a screen reader
 

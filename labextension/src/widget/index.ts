@@ -3,8 +3,8 @@
  * the shape of an anywidget.
  */
 import './panel.css';
-import type { Model } from './link.js';
-import { Panel } from './panel.js';
+import type { Model } from './link';
+import { Panel } from './panel';
 
 interface View {
   model: Model;

@@ -1,4 +1,4 @@
-import type { ActionName, FromKernel, FromPage } from '../protocol.js';
+import type { ActionName, FromKernel, FromPage } from '../protocol';
 
 /** What anywidget hands to a view, as far as the panel uses it. */
 export interface Model {

@@ -1,5 +1,5 @@
-import type { State } from '../protocol.js';
-import { h, say } from './dom.js';
+import type { State } from '../protocol';
+import { h, say } from './dom';
 
 const NEAR = 24; // pixels from the end that still count as the end
 

@@ -1,17 +1,17 @@
-import type { FromKernel, State } from '../protocol.js';
-import { Checkpoints } from './checkpoints.js';
-import { Diagnosis } from './diagnosis.js';
-import { h, say, sayOrHide, show } from './dom.js';
-import { Feed } from './feed.js';
-import type { Brought } from './feed.js';
-import { Figures } from './figures.js';
-import { Head } from './head.js';
-import { Link } from './link.js';
-import type { Model } from './link.js';
-import { Log } from './log.js';
-import { Picked } from './picked.js';
-import { Trajectories } from './trajectories.js';
-import { pythonText } from './words.js';
+import type { FromKernel, State } from '../protocol';
+import { Checkpoints } from './checkpoints';
+import { Diagnosis } from './diagnosis';
+import { h, say, sayOrHide, show } from './dom';
+import { Feed } from './feed';
+import type { Brought } from './feed';
+import { Figures } from './figures';
+import { Head } from './head';
+import { Link } from './link';
+import type { Model } from './link';
+import { Log } from './log';
+import { Picked } from './picked';
+import { Trajectories } from './trajectories';
+import { pythonText } from './words';
 
 /** The trait that holds the id of the picked checkpoint, shared with Python. */
 const SELECTED = 'selected_id';

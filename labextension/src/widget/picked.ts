@@ -6,12 +6,12 @@ import type {
   ResumeArgs,
   ResumeResult,
   State
-} from '../protocol.js';
-import { ActionButton } from './action.js';
-import type { Does } from './action.js';
-import { h, mark, say, sayOrHide, show, uniqueId } from './dom.js';
-import type { Link } from './link.js';
-import { counted, scoreWithInterval } from './words.js';
+} from '../protocol';
+import { ActionButton } from './action';
+import type { Does } from './action';
+import { h, mark, say, sayOrHide, show, uniqueId } from './dom';
+import type { Link } from './link';
+import { counted, interval, score } from './words';
 
 const MOST_REPLIES = 8;
 
@@ -76,7 +76,7 @@ export class Picked {
       return;
     }
     const scored =
-      row.score === null ? '' : ` · ${scoreWithInterval(row.score, row.low, row.high)}`;
+      row.score === null ? '' : ` · ${score(row.score)} ${interval(row.low, row.high)}`;
     say(this.title, `Checkpoint of step ${row.step}${scored}`);
     if (!allowed.some(({ tab }) => tab.action === this.open)) {
       this.open = allowed[0]?.tab.action ?? null;

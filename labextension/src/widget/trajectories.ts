@@ -1,10 +1,7 @@
-import type { State, TrajectoryShown } from '../protocol.js';
-import { button, h, Keyed, mark, say, sayOrHide, show } from './dom.js';
-import type { Drawn } from './dom.js';
-import { counted, figure } from './words.js';
-
-const FOLDED = 240; // characters, or four lines, that are shown of a folded text
-const LINES = 4;
+import type { State, TrajectoryShown } from '../protocol';
+import { button, h, Keyed, mark, say, sayOrHide, show } from './dom';
+import type { Drawn } from './dom';
+import { counted, figure } from './words';
 
 /** The best and the worst of the newest step. */
 export class Trajectories {
@@ -22,7 +19,10 @@ export class Trajectories {
     );
   }
 
-  update({ trajectories }: Partial<State>): void {
+  update({ about, trajectories }: Partial<State>): void {
+    if (about) {
+      show(this.el, !about.supervised);
+    }
     if (!trajectories) {
       return;
     }
@@ -88,11 +88,15 @@ class Folded {
   constructor(private readonly name: string) {
     this.el.append(h('div', { class: 'nbtrain-label' }, name), this.text, this.more);
     this.fold(true);
+    // What fits depends on the width: the observer goes with the element
+    new ResizeObserver(() => {
+      this.offerMore();
+    }).observe(this.text);
   }
 
   say(text: string): void {
     say(this.text, text === '' ? '(empty)' : text);
-    show(this.more, text.length > FOLDED || text.split('\n', LINES + 1).length > LINES);
+    this.offerMore();
   }
 
   private fold(folded: boolean): void {
@@ -101,5 +105,10 @@ class Folded {
     say(this.more, folded ? 'more' : 'less');
     mark(this.more, 'aria-expanded', String(!folded));
     mark(this.more, 'aria-label', `${folded ? 'more' : 'less'} of the ${this.name.toLowerCase()}`);
+  }
+
+  private offerMore(): void {
+    const { scrollHeight, clientHeight } = this.text;
+    show(this.more, !this.folded || scrollHeight > clientHeight + 1);
   }
 }

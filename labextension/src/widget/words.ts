@@ -26,16 +26,9 @@ export function score(value: number | null): string {
   return Math.abs(value) < 0.01 && value !== 0 ? figure(value) : value.toFixed(2);
 }
 
-/** `0.83 [0.78, 0.88]`, or the score alone where it has no interval. */
-export function scoreWithInterval(
-  value: number | null,
-  low: number | null,
-  high: number | null
-): string {
-  if (value === null || low === null || high === null) {
-    return score(value);
-  }
-  return `${score(value)} [${score(low)}, ${score(high)}]`;
+/** `[0.78, 0.88]`, or nothing where there is no interval. */
+export function interval(low: number | null, high: number | null): string {
+  return low === null || high === null ? '' : `[${score(low)}, ${score(high)}]`;
 }
 
 /** `42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`. */
