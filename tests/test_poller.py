@@ -86,7 +86,7 @@ def test_stop_forgets_the_views_and_ends_the_thread(quick: None) -> None:
 
 
 def test_a_view_that_does_not_move_is_looked_at_less_often() -> None:
-    due = poller._Due(0.0)
+    due = poller._Due()
     pauses = []
     for _ in range(12):
         due.move(changed=False, failed=False)

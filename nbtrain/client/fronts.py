@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.errors import NbtrainError
 
 if TYPE_CHECKING:
+    from nbtrain.client.client import Client
     from nbtrain.client.run import Run
 
-__all__ = ["panel", "panels"]
+__all__ = ["client_of", "panel", "panels"]
 
 panels: list[Callable[[Run], Any]] = []
 """The maker of live panels, once ``%load_ext nbtrain`` put it here."""
@@ -29,4 +30,17 @@ def panel(run: Run) -> Any:
             msg = "a panel needs a notebook; here, run.plot() and print(run) show a run"
             raise NbtrainError(msg)
         shell.extension_manager.load_extension("nbtrain")
+    if not panels:
+        msg = "a panel needs a notebook; in a terminal, run.plot() and print(run) show a run"
+        raise NbtrainError(msg)
     return panels[-1](run)
+
+
+def client_of(run: Run) -> Client:
+    """A client on the run's own store, which need not be the default one."""
+    from nbtrain.client.client import Client
+
+    store = run._store
+    client = Client(store.home, store.url)
+    client._parts.__dict__["store"] = store  # the one that is open already
+    return client

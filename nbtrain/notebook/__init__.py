@@ -1,4 +1,4 @@
-"""What ``%load_ext nbtrain`` brings: the magics and the thread behind live outputs."""
+"""What ``%load_ext nbtrain`` brings: the magics, live panels, and the thread behind both."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ __all__ = ["load", "unload"]
 
 def load(shell: Any) -> None:
     """Register ``%%train`` and ``%train``."""
-    from nbtrain.client import waiting
-    from nbtrain.notebook.live import bring_up_to_date
+    from nbtrain.client import fronts, waiting
+    from nbtrain.notebook import completion
+    from nbtrain.notebook.live import bring_up_to_date, panel
     from nbtrain.notebook.magics import TrainMagics
 
     shell.register_magics(TrainMagics)
+    completion.install(shell)
     if bring_up_to_date not in waiting.observers:
         waiting.observers.append(bring_up_to_date)
+    if getattr(shell, "kernel", None) is not None and panel not in fronts.panels:
+        fronts.panels.append(panel)
     if _with_a_body not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(_with_a_body)
 
 
 def unload(shell: Any) -> None:
     """Take the magics and the thread away again; runs go on."""
-    from nbtrain.client import waiting
-    from nbtrain.notebook.live import bring_up_to_date, poller
+    from nbtrain.client import fronts, waiting
+    from nbtrain.notebook import completion
+    from nbtrain.notebook.live import bring_up_to_date, panel, poller
 
     poller.stop()
+    completion.remove(shell)
+    if panel in fronts.panels:
+        fronts.panels.remove(panel)
     if bring_up_to_date in waiting.observers:
         waiting.observers.remove(bring_up_to_date)
     if _with_a_body in shell.input_transformers_cleanup:

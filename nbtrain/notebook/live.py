@@ -1,16 +1,32 @@
-"""A run's summary as a cell output that stays up to date and is whole in a saved notebook."""
+"""A run in a cell: a static output that stays up to date and is whole in a saved notebook, and
+beside it the live panel.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import Run
+from nbtrain.client.glance import READ_WITHIN
+from nbtrain.errors import NbtrainError
+from nbtrain.notebook.panel.views import Views
 from nbtrain.notebook.poller import Poller
 
-__all__ = ["LiveSummary", "bring_up_to_date", "poller", "show"]
+if TYPE_CHECKING:
+    from nbtrain.notebook.panel.widget import RunPanel
+
+__all__ = ["LiveSummary", "bring_up_to_date", "panel", "poller", "show", "views"]
+
+_BESIDE_A_PANEL = 20.0
+"""Seconds between two updates of the static output while a page shows a panel of the run, which
+has the curve; the end comes at once."""
+
+logger = logging.getLogger(__name__)
 
 poller = Poller()
 """The one of this kernel."""
@@ -27,6 +43,7 @@ class LiveSummary:
         self._notes = notes
         self._lock = threading.Lock()
         self._shown: Mapping[str, Any] = {}
+        self._at = 0.0
 
     def show(self) -> None:
         """Show it for the first time; drawing is left to later looks, so that a cell returns."""
@@ -37,6 +54,10 @@ class LiveSummary:
     def look(self) -> tuple[bool, bool]:
         """Bring the output up to date; whether it changed and whether the run is over."""
         with self._lock:
+            if views.seen(self.run) and time.monotonic() < self._at + _BESIDE_A_PANEL:
+                self._glance.followed.refresh(READ_WITHIN)
+                if not self._glance.is_final:
+                    return False, False
             bundle = self._bundle()
             changed = bundle != self._shown
             if changed:
@@ -48,21 +69,44 @@ class LiveSummary:
         return self._glance.bundle(hurry=True, notes=self._notes)
 
     def _publish(self, *, update: bool) -> None:
+        self._at = time.monotonic()
         self._publisher.publish(
             data=dict(self._shown), metadata={}, transient={"display_id": self._id}, update=update
         )
 
 
-def show(shell: Any, run: Run, notes: tuple[str, ...] = ()) -> LiveSummary:
+def show(
+    shell: Any, run: Run, notes: tuple[str, ...] = (), *, with_panel: bool = False
+) -> LiveSummary:
     """Show the run's summary in the running cell and, in a kernel, keep it up to date.
 
-    A terminal has no outputs to update: there it is shown once.
+    With ``with_panel`` the live panel is shown below it. A terminal has no outputs to update:
+    there the summary is shown once, and no panel.
     """
     live = LiveSummary(shell.display_pub, run, notes)
     live.show()
     if getattr(shell, "kernel", None) is not None:
         poller.watch(live)
+        if with_panel:
+            _show_panel(shell, run)
     return live
+
+
+def _show_panel(shell: Any, run: Run) -> None:
+    try:
+        data, metadata = panel(run)._repr_mimebundle_()
+    except NbtrainError:  # a source tree whose page was not built: the summary is enough
+        logger.debug("no panel", exc_info=True)
+        return
+    shell.display_pub.publish(data=data, metadata=metadata)
+
+
+def panel(run: Run) -> RunPanel:
+    """A new panel of the run. Raises :class:`NbtrainError` in a source tree without its page."""
+    # ipywidgets costs a third of a second, which a terminal never needs
+    from nbtrain.notebook.panel.widget import RunPanel
+
+    return RunPanel(run, views)
 
 
 def bring_up_to_date(run: Run) -> None:
@@ -70,3 +114,13 @@ def bring_up_to_date(run: Run) -> None:
     for view in poller.views():
         if isinstance(view, LiveSummary) and view.run == run:
             poller.look_now(view)
+
+
+def _hurry(run: Run) -> None:
+    for view in poller.views():
+        if isinstance(view, LiveSummary) and view.run == run:
+            poller.watch(view, now=True)
+
+
+views = Views(poller, when_over=_hurry)
+"""The panels of this kernel."""

@@ -16,7 +16,7 @@ FASTEST = 0.3  # seconds between two looks at a run that moves: at most about 3 
 SLOWEST = 1.0  # between two looks at one that does not
 _AFTER_AN_ERROR = 10.0
 _BACK_OFF = 1.4
-_SHARE = 0.1  # of one core that looking at a view may take, within the two pauses above
+_SHARE = 0.01  # of one core that looking at a view may take, within the two pauses above
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +43,19 @@ class Poller:
         self._wake = threading.Event()
         self._stopping = False
 
-    def watch(self, view: View) -> None:
-        """Follow the view until it is final."""
+    def watch(self, view: View, *, least: float = 0.0, now: bool = False) -> None:
+        """Follow the view until it is final.
+
+        It is looked at ``least`` seconds apart at the least, and first of all ``now`` or after
+        that pause. One that is followed already goes on; ``now`` hurries it.
+        """
         with self._lock:
             self._stopping = False
-            self._views[view] = _Due(time.monotonic() + FASTEST)
+            due = self._views.get(view)
+            if due is None:
+                due = self._views[view] = _Due(least)
+            if now:
+                due.at = time.monotonic()
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="nbtrain-poller", daemon=True
@@ -119,16 +127,18 @@ class Poller:
 class _Due:
     """When a view is looked at next, and how far apart the looks are."""
 
-    def __init__(self, at: float) -> None:
-        self.at = at
-        self.pause = FASTEST
+    def __init__(self, least: float = 0.0) -> None:
+        self.least = max(FASTEST, least)
+        self.pause = self.least
+        self.at = time.monotonic() + self.pause
 
     def move(self, *, changed: bool, failed: bool, took: float = 0.0) -> None:
         """Set the next look; ``took`` is what the last one cost, in CPU seconds."""
         if failed:
             self.pause = _AFTER_AN_ERROR
         elif changed:
-            self.pause = FASTEST
+            self.pause = self.least
         else:
-            self.pause = min(SLOWEST, max(FASTEST, self.pause) * _BACK_OFF)
+            slowest = max(SLOWEST, self.least)
+            self.pause = min(slowest, max(self.least, self.pause) * _BACK_OFF)
         self.at = time.monotonic() + max(self.pause, min(SLOWEST, took / _SHARE))

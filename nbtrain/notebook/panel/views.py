@@ -1,0 +1,174 @@
+"""The panels of each run as one thing that the kernel's poller looks at."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet, WeakValueDictionary
+
+from nbtrain.client.glance import READ_WITHIN
+from nbtrain.notebook.panel import messages
+from nbtrain.notebook.poller import Poller
+
+if TYPE_CHECKING:
+    from nbtrain.client import Run
+    from nbtrain.client.feed import Feed
+
+__all__ = ["Panels", "Shown", "Views"]
+
+TICK = 3.0
+"""Seconds between two signs of life."""
+PAUSE = 0.5
+"""Least seconds between two updates."""
+
+
+class Shown(Protocol):
+    """A panel, as far as it is kept up to date here."""
+
+    def deliver(self, message: messages.Message) -> None:
+        """Send a message to its pages; it never raises."""
+        ...
+
+    def tell(self, text: str) -> None:
+        """Say in its own state, which is saved with the notebook, how the run stands."""
+        ...
+
+
+class Panels:
+    """All panels of one run. What they show is read once, and only while a page shows one."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._glance = run.glance()
+        self._feed: Feed | None = None
+        self._serial = 0
+        self._lock = threading.RLock()
+        self._all: WeakSet[Shown] = WeakSet()
+        self._asking: WeakSet[Shown] = WeakSet()
+        self._following: WeakSet[Shown] = WeakSet()
+        self._told: WeakSet[Shown] = WeakSet()
+        self._phase: object = None
+
+    def add(self, panel: Shown) -> None:
+        """Take a panel in; what it tells is brought up to date at the next look."""
+        with self._lock:
+            self._all.add(panel)
+
+    def drop(self, panel: Shown) -> None:
+        """Forget a panel."""
+        with self._lock:
+            for group in (self._all, self._asking, self._following, self._told):
+                group.discard(panel)
+
+    def ask(self, panel: Shown) -> None:
+        """A page that has just drawn itself wants everything."""
+        with self._lock:
+            if panel in self._all:
+                self._asking.add(panel)
+
+    @property
+    def seen(self) -> bool:
+        """Whether a page shows any of the panels."""
+        with self._lock:
+            return bool(self._following or self._asking)
+
+    def look(self) -> tuple[bool, bool]:
+        """Send what is new. Returns whether anything was, and whether that was the last of it."""
+        with self._lock:
+            if not self._all:
+                return False, True
+            self._tell()
+            if not self.seen:
+                return False, self._glance.is_final
+            if self._feed is None:
+                from nbtrain.client.feed import Feed
+
+                self._feed = Feed(self.run)
+            new = self._feed.news(self._serial)
+            if new is not None:
+                self._send(self._following - self._asking, messages.update(new))
+            if self._asking:
+                whole = self._feed.whole(read=False)
+                self._send(self._asking, messages.update(whole))
+                self._following |= self._asking
+                self._asking.clear()
+            self._serial = self._feed.serial
+            return new is not None, self._feed.is_final
+
+    def tick(self) -> None:
+        """Let pages know that the kernel lives."""
+        with self._lock:
+            self._send(self._following, messages.TICK)
+
+    def _send(self, panels: WeakSet[Shown], message: messages.Message) -> None:
+        for panel in list(panels):
+            panel.deliver(message)
+
+    def _tell(self) -> None:
+        """What a saved notebook says of the run; told rarely, as each time is a message."""
+        summary = self._glance.refresh(READ_WITHIN)
+        if summary.phase != self._phase:
+            self._phase = summary.phase
+            self._told.clear()
+        new = self._all - self._told
+        if new:
+            text = self._glance.brief(within=READ_WITHIN)
+            for panel in new:
+                panel.tell(text)
+            self._told |= new
+
+
+class Views:
+    """The panels of every run in this kernel, followed by its one poller."""
+
+    def __init__(self, poller: Poller, when_over: Callable[[Run], None]) -> None:
+        self._poller = poller
+        self._when_over = when_over
+        self._lock = threading.Lock()
+        self._by_run: WeakValueDictionary[str, _Followed] = WeakValueDictionary()
+
+    def of(self, run: Run) -> Panels:
+        """The panels of this run. They are kept by whoever holds them, and while looked at."""
+        with self._lock:
+            found = self._by_run.get(run.id)
+            if found is None:
+                found = self._by_run[run.id] = _Followed(run, self._when_over)
+            return found
+
+    def follow(self, panels: Panels, *, now: bool = False) -> None:
+        """Look at the panels until there is nothing more to tell; with ``now`` at once."""
+        self._poller.watch(panels, least=PAUSE, now=now)
+        if panels.seen:
+            self._poller.watch(self, least=TICK)
+
+    def seen(self, run: Run) -> bool:
+        """Whether a page shows a panel of this run, and with it the run's curve."""
+        with self._lock:
+            found = self._by_run.get(run.id)
+        return found is not None and found.seen
+
+    def look(self) -> tuple[bool, bool]:
+        """Give a sign of life to every page; the poller calls it, as long as there is any."""
+        with self._lock:
+            shown = [panels for panels in self._by_run.values() if panels.seen]
+        for panels in shown:
+            panels.tick()
+        return False, not shown
+
+
+class _Followed(Panels):
+    """Panels whose end is told to whatever else shows the run."""
+
+    def __init__(self, run: Run, when_over: Callable[[Run], Any]) -> None:
+        super().__init__(run)
+        self._when_over = when_over
+        self._was_over = False
+
+    def look(self) -> tuple[bool, bool]:
+        changed, final = super().look()
+        over = self._glance.is_final
+        if over and not self._was_over:
+            self._when_over(self.run)
+        self._was_over = over
+        return changed, final
