@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nbtrain.client import tables
@@ -12,7 +13,9 @@ from nbtrain.errors import Problem, Refused
 from nbtrain.plan.fields import describe, plain
 
 if TYPE_CHECKING:
+    from nbtrain.client.comparing import CheckpointComparison
     from nbtrain.client.parts import Parts
+    from nbtrain.client.side_by_side import RunComparison
 
 __all__ = ["Checkpoints", "Rewards", "RunRef", "Runs"]
 
@@ -49,6 +52,16 @@ class Runs:
         found = [Run(store, row) for row in rows]
         open_ones = [run for run in found if run != besides and not run.is_over]
         return Listing(open_ones, RUN_COLUMNS)
+
+    def compare(self, *runs: RunRef) -> RunComparison:
+        """2 to 12 runs side by side: what differs in their plans, and how far each came.
+
+        ``.to_frame()`` is the table, ``.plot()`` the curves, ``.report(path)`` a page of both.
+        Raises :class:`Refused` for fewer, for more, and for a run that is named twice.
+        """
+        from nbtrain.client.side_by_side import compare_runs
+
+        return compare_runs([self.get(run) for run in runs])
 
     def progress(self, training_run_id: RunRef) -> Progress:
         """Steps and trajectories so far."""
@@ -102,9 +115,12 @@ class Rewards:
         return Listing(points, RewardPoint.columns())
 
     def list_held_out_rewards(self, training_run_id: RunRef) -> Listing[HeldOutPoint]:
-        """Every validation round; compare only those with ``round_completed``."""
+        """Every validation round; compare only those with ``round_completed``.
+
+        ``low`` and ``high`` are the 95 % interval of its reward; see ``Run.validation``.
+        """
         rows = self._parts.run(training_run_id)._rows("validation_rounds")
-        return Listing(tables.held_out_points(rows), HeldOutPoint.columns())
+        return Listing(tables.held_out_points(rows, self._parts.store), HeldOutPoint.columns())
 
 
 class Checkpoints:
@@ -114,9 +130,8 @@ class Checkpoints:
         self._parts = parts
 
     def list(self, training_run_id: RunRef) -> Listing[Checkpoint]:
-        """The committed checkpoints of a run, by step."""
-        found = self._parts.run(training_run_id).checkpoint_list()
-        return Listing(found, Checkpoint.columns())
+        """The committed checkpoints of a run, by step; shown in the order of their rank."""
+        return self._parts.run(training_run_id).checkpoint_list()
 
     def get(self, checkpoint_id: Checkpoint | str) -> Checkpoint:
         """The checkpoint that an id or a prefix means.
@@ -128,3 +143,22 @@ class Checkpoints:
         row = self._parts.store.find_checkpoint(checkpoint_id)
         found = self._parts.run(row.run_id).checkpoint_list()
         return next(c for c in found if c.checkpoint_id == row.checkpoint_id)
+
+    def compare(
+        self,
+        a: Checkpoint | str,
+        b: Checkpoint | str,
+        tasks: int = 8,
+        n: int = 1,
+        *,
+        told: Callable[[str], None] | None = None,
+    ) -> CheckpointComparison:
+        """Two checkpoints on the same tasks, side by side.
+
+        Where both have a complete validation round, its recorded replies and rewards; else ``n``
+        fresh replies to ``tasks`` tasks, without rewards. See
+        :func:`nbtrain.client.comparing.compare_checkpoints`.
+        """
+        from nbtrain.client.comparing import compare_checkpoints
+
+        return compare_checkpoints(self._parts, a, b, tasks=tasks, n=n, told=told)

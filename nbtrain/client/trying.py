@@ -22,7 +22,16 @@ from nbtrain.report.turns import as_turns
 if TYPE_CHECKING:
     from nbtrain.store import Store, StoredCheckpoint
 
-__all__ = ["Asked", "Sample", "Samples", "TryingProcess", "generate", "notes_on", "sample"]
+__all__ = [
+    "Asked",
+    "Sample",
+    "Samples",
+    "TryingProcess",
+    "default_settings",
+    "generate",
+    "notes_on",
+    "sample",
+]
 
 MOST_REPLIES = 1024
 """Of one call, all prompts together."""
@@ -356,17 +365,16 @@ def _asked(
         found = values["n"] * prompts
         problems.append(Problem("n", message, found, f"{MOST_REPLIES:,} replies in all"))
         return None
-    if values["seed"] is None:
-        values["seed"] = secrets.randbelow(_SEEDS)
-    return Asked(
-        **(_defaults(plan, values["n"]) | {k: v for k, v in values.items() if v is not None})
-    )
+    seed = secrets.randbelow(_SEEDS) if values["seed"] is None else values["seed"]
+    asked = default_settings(plan, n=values["n"], seed=seed)
+    return replace(asked, **{name: value for name, value in values.items() if value is not None})
 
 
-def _defaults(plan: ResolvedPlan, n: int) -> dict[str, Any]:
+def default_settings(plan: ResolvedPlan, *, n: int, seed: int, prefix: str = "") -> Asked:
+    """As the run samples its training replies, or with ``val_`` those of its validation."""
     if plan.method == "sft":
-        own = {"temperature": 0.0 if n == 1 else SEVERAL, "top_p": None, "top_k": None}
-        return own | {"max_tokens": min(SUPERVISED_TOKENS, plan.base_model.max_context)}
-    sampled = {name: plan[name] for name in ("temperature", "top_p", "top_k")}
-    turn, whole = plan["max_output_tokens_per_turn"], plan["max_output_tokens_per_trajectory"]
-    return sampled | {"max_tokens": min(turn, whole)}
+        most = min(SUPERVISED_TOKENS, plan.base_model.max_context)
+        return Asked(n, 0.0 if n == 1 else SEVERAL, None, None, most, seed)
+    heat, p, k = (plan[f"{prefix}{name}"] for name in ("temperature", "top_p", "top_k"))
+    turn, whole = (plan[f"{prefix}max_output_tokens_per_{per}"] for per in ("turn", "trajectory"))
+    return Asked(n, heat, p, k, min(turn, whole), seed)

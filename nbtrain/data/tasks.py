@@ -17,7 +17,7 @@ from nbtrain.data.rows import Row
 from nbtrain.errors import Problem, Refused
 from nbtrain.plan.descriptor.references import RESERVED
 
-__all__ = ["DatasetTasks"]
+__all__ = ["DatasetTasks", "prompt_and_answer"]
 
 
 class DatasetTasks:
@@ -108,8 +108,8 @@ def _tasks(dataset: Dataset) -> list[Task]:
     findings = Findings()
     found = []
     for place, row in enumerate(dataset.open_rows()):
-        messages, gold = _divide(row)
-        last = messages[-1]["role"] if messages else None
+        prompt, gold = prompt_and_answer(row)
+        last = prompt[-1]["role"] if prompt else None
         if last not in ("user", "tool"):
             said = f"the prompt's last message is the {last}'s" if last else "the prompt is empty"
             expected = "a prompt whose last message is the user's or a tool's"
@@ -119,19 +119,20 @@ def _tasks(dataset: Dataset) -> list[Task]:
         columns.setdefault("answer", gold)
         columns.setdefault("ground_truth", columns["answer"])
         columns.setdefault("data_source", dataset.dataset_id)
-        prompt = [_prompt_message(message) for message in messages]
         found.append(Task.from_row({"prompt": prompt, **columns}))
     if findings.refused:
         raise Refused(findings.problems(dataset.name or dataset.dataset_id[:12]))
     return found
 
 
-def _divide(row: Row) -> tuple[list[dict[str, Any]], str | None]:
-    """The messages of the prompt, and the gold text of the answer."""
+def prompt_and_answer(row: Row) -> tuple[list[dict[str, Any]], str | None]:
+    """The messages before a last one of the assistant's, as a task's prompt has them, and that
+    one's text; without such a one all messages and ``None``.
+    """
     messages: list[dict[str, Any]] = row["messages"]
     if messages[-1]["role"] != "assistant":
-        return messages, None
-    return messages[:-1], text_of(messages[-1])
+        return [_prompt_message(message) for message in messages], None
+    return [_prompt_message(message) for message in messages[:-1]], text_of(messages[-1])
 
 
 def _prompt_message(message: Mapping[str, Any]) -> dict[str, Any]:

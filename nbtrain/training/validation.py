@@ -10,15 +10,27 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from nbtrain.rollout.admission import LIMITS
+from nbtrain.plan.picking import counted
 from nbtrain.rollout.draws import VALIDATION_STREAM
 from nbtrain.rollout.flight import Flight
 from nbtrain.rollout.ledger import trajectory_row
 from nbtrain.rollout.limits import Sampling
 from nbtrain.rollout.ranks import Alone, Ranks
 from nbtrain.rollout.types import Conversation, Group, TaskView, TerminationReason
+
+
+class Identified(Protocol):
+    """A task of any kind."""
+
+    @property
+    def task_id(self) -> str:
+        """Equal for equal tasks."""
+        ...
+
+
+T = TypeVar("T", bound=Identified)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,8 @@ class Validator:
         self._lane.take()
         gathered = [rows for one in self._ranks.gather(self._rows(pairs, samples)) for rows in one]
         trajectories = sorted(gathered, key=lambda row: int(row["trajectory_id"]))
-        rewards = [score for row in trajectories if (score := _score(row)) is not None]
+        scores = (counted(row["reward"], row["reason"]) for row in trajectories)
+        rewards = [score for score in scores if score is not None]
         expected = len(self._tasks) * samples
         row = {
             "step": step,
@@ -131,18 +144,7 @@ class Validator:
         return rows
 
 
-def _score(row: dict[str, Any]) -> float | None:
-    """What a sample counts as: its reward, but nothing above 0 for a reply that a limit cut.
-
-    As in training, where such a reply never earns anything; its recorded reward stays.
-    """
-    reward: float | None = row["reward"]
-    if row["reason"] in LIMITS:
-        return min(reward or 0.0, 0.0)
-    return reward
-
-
-def select(held_out: Sequence[TaskView], count: int) -> list[TaskView]:
+def select(held_out: Sequence[T], count: int) -> list[T]:
     """At most ``count`` distinct tasks, always the same ones: ordered by a hash of their ids."""
     distinct = {task.task_id: task for task in held_out}
     ordered = sorted(
