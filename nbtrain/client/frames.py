@@ -19,6 +19,8 @@ _FLOATS = frozenset(
         "loss",
         "learning_rate",
         "held_out_reward",
+        "low",
+        "high",
         "reward",
         "advantage",
         "reward_mean",
@@ -32,6 +34,7 @@ _FLOATS = frozenset(
         "refuse",
     )
 )
+_COUNTS = frozenset(("tie",))  # whole numbers that may be missing
 _TIMES = frozenset(("created_at", "started_at", "ended_at", "at"))
 
 
@@ -67,6 +70,8 @@ def _column(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     values = [row.get(name) for row in rows]
     if name in _FLOATS:
         return pd.Series(values, dtype="float64")
+    if name in _COUNTS:
+        return pd.Series(values, dtype="Int64")
     if name in _TIMES:
         times = pd.to_datetime(pd.Series(values, dtype="float64"), unit="s", utc=True)
         return times.dt.as_unit("ms")

@@ -13,17 +13,21 @@ from weakref import WeakValueDictionary
 from nbtrain.client import lineage, tables
 from nbtrain.client.curve import loss_curve
 from nbtrain.client.followed import Followed
+from nbtrain.client.picking import checkpoint_line
 from nbtrain.client.readings import SFT
+from nbtrain.client.records import Checkpoint, HeldOutPoint
 from nbtrain.errors import NotFound
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.report.figures import loss_figure, png, reward_figure
 from nbtrain.report.series import first_and_last
 from nbtrain.report.static import as_html
 from nbtrain.report.summary import (
-    CheckpointLine,
     HeldOut,
     RunSummary,
     as_text,
+    counts,
+    headline,
+    movement,
     number,
     progress_line,
 )
@@ -50,6 +54,8 @@ _SAID = frozenset(
         "smoke check",
     )
 )
+_ALL_ROUNDS = 200  # of more, only those at a checkpoint's step are looked into
+_BRIEF = 4  # lines of movement
 _BUDGETS = ("max_total_", "max_wall_clock_")
 _COUNTED = {
     "used_groups": "used",
@@ -92,6 +98,8 @@ class Glance:
         self._findings: list[Finding] = []
         self._diagnosed: object = None
         self._next_look = 0.0
+        self._picked: tuple[list[HeldOutPoint], list[Checkpoint]] = ([], [])
+        self._picked_at: object = None
         self._summary: RunSummary | None = None
         self._summed: object = None
 
@@ -113,6 +121,14 @@ class Glance:
             self.refresh(within)
             return self._findings
 
+    def picks(self, within: float = 0.0) -> tuple[list[HeldOutPoint], list[Checkpoint]]:
+        """The rounds in the order of their keys, and the checkpoints by step; the same objects
+        until a round or a save comes.
+        """
+        with self._lock:
+            self.refresh(within)
+            return self._picked
+
     @property
     def plan(self) -> ResolvedPlan:
         """What the run trains under."""
@@ -125,9 +141,8 @@ class Glance:
         read = self.followed
         plan = self._planned(row)
         steps = list(read.steps.values())
-        rounds = tables.held_out_points(read.rounds.values())
-        found = tables.checkpoint_records(read.checkpoints, rounds)
-        top = tables.best(found)
+        rounds, found = self._picked_from()
+        best = tables.best(found)
         sampled = row.method != SFT
         return RunSummary(
             run_id=row.run_id,
@@ -156,13 +171,11 @@ class Glance:
             liveness=None if row.ended_for_good else seen.message,
             activity=None if row.ended_for_good else seen.activity,
             rewards=[(step["step"], step["avg_reward"]) for step in steps] if sampled else [],
-            held_out=[HeldOut(p.step, p.held_out_reward, p.round_completed) for p in rounds],
-            checkpoints=[
-                CheckpointLine(c.checkpoint_id, c.step_index, c.held_out_reward,
-                               c.round_completed, best=c == top, kind=c.kind,
-                               loss=c.validation_loss)
-                for c in found
+            held_out=[
+                HeldOut(p.step, p.held_out_reward, p.round_completed, p.low, p.high)
+                for p in rounds
             ],
+            checkpoints=[checkpoint_line(c, best) for c in found],
             last_groups=_groups(steps[-1]) if sampled and steps else {},
             problem=self._found(row, seen),
             notes=self._told(row),
@@ -172,6 +185,19 @@ class Glance:
             verdict=row.verdict,
             model=registered(self._store, row),
         )  # fmt: skip
+
+    def _picked_from(self) -> tuple[list[HeldOutPoint], list[Checkpoint]]:
+        """The rounds and the checkpoints; what ties is found once for each of their states."""
+        read = self.followed
+        state = (read.generation, len(read.rounds), read.checkpoints_read)
+        if state != self._picked_at:
+            many = len(read.rounds) > _ALL_ROUNDS
+            steps = {c.step for c in read.checkpoints} if many else None
+            points = tables.held_out_points(read.rounds.values(), self._store, steps)
+            found = tables.checkpoint_records(read.checkpoints, points, self._store)
+            self._picked = points, found
+            self._picked_at = state
+        return self._picked
 
     def _planned(self, row: StoredRun) -> ResolvedPlan:
         if self._plan is None:
@@ -222,6 +248,12 @@ class Glance:
     def line(self) -> str:
         """How far the run is, in one line for whoever waits: step and last figures."""
         return progress_line(self.refresh())
+
+    def brief(self, within: float = 0.0) -> str:
+        """Name, state, counts and movement in a few lines, for where a picture cannot be."""
+        summary = self.refresh(within)
+        head = f"run {summary.title} · {headline(summary)}"
+        return "\n".join([head, counts(summary), *movement(summary)[:_BRIEF]])
 
     @property
     def is_final(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nbtrain.report.checkpoint_table import scored
 from nbtrain.report.turns import as_turns, turns_html
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class RewardPoint(_Row):
 class HeldOutPoint(_Row):
     """One validation round. Compare only rounds with ``round_completed``.
 
+    ``low`` and ``high`` are the 95 % interval of a complete round's ``held_out_reward``, by
+    bootstrap over its tasks (:mod:`nbtrain.plan.picking`); ``None`` with fewer than two tasks.
     A supervised run has ``validation_loss``, weighted by trained tokens, and its ``perplexity``
     instead of a held-out reward.
     """
@@ -88,8 +91,12 @@ class HeldOutPoint(_Row):
     policy_version: int | None = None
     validation_loss: float | None = None
     perplexity: float | None = None
+    low: float | None = None
+    high: float | None = None
+    tasks: Mapping[str, float] = field(default_factory=dict, repr=False, compare=False)
+    """Mean counted reward by task id, where it was read."""
 
-    hidden: ClassVar[frozenset[str]] = frozenset(("validation_loss", "perplexity"))
+    hidden: ClassVar[frozenset[str]] = frozenset(("validation_loss", "perplexity", "tasks"))
 
 
 @dataclass(frozen=True)
@@ -146,10 +153,11 @@ class Checkpoint(_Row):
     ties_with: int | None = None
     """The step of the checkpoint with the highest reward, when the paired difference to it may
     be nothing; ``None`` for that one itself and for one that is worse."""
+    _tied_reward: float | None = field(default=None, repr=False, compare=False)  # at that step
     _store: Store | None = field(default=None, repr=False, compare=False)
 
     hidden: ClassVar[frozenset[str]] = frozenset(
-        ("has_weights", "has_training_state", "path", "_store")
+        ("has_weights", "has_training_state", "path", "_store", "_tied_reward")
     )
 
     @property
@@ -181,11 +189,14 @@ class Checkpoint(_Row):
         what, value = "held-out", self.held_out_reward
         if self.validation_loss is not None:
             what, value = "validation loss", self.validation_loss
-        told = "–" if value is None else f"{value:.3f}"
+        told = "–" if value is None else scored(value, self.held_out_low, self.held_out_high)
         partial = "" if self.round_completed or value is None else " (not complete)"
+        tie = ""
+        if self.ties_with is not None and self._tied_reward is not None:
+            tie = f", ties with step {self.ties_with} ({self._tied_reward:.3f})"
         return (
             f"<Checkpoint {self.checkpoint_id[:12]} step {self.step_index} of run "
-            f"{self.run_id[:12]}, {what} {told}{partial}, {self.kind}>"
+            f"{self.run_id[:12]}, {what} {told}{partial}{tie}, {self.kind}>"
         )
 
 

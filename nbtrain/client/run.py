@@ -208,11 +208,17 @@ class Run(RunTables, NotYet):
     # Picks
 
     def best(self) -> Checkpoint:
-        """The checkpoint with the highest held-out reward of a complete round, earliest on ties.
+        """The earliest checkpoint that ties with the one of the highest held-out reward.
 
-        Of a supervised run it is the one with the lowest complete validation loss. Raises
-        :class:`NotFound` (a ``LookupError``) when no checkpoint has a complete round at its step,
-        or when the run validates nothing.
+        Only those with weights and a complete validation round at their step count. One ties when
+        the 95 % interval of its paired difference to the top, by bootstrap over the held-out tasks
+        that both saw, reaches down to 0: more training has then not shown to help, and the
+        earliest is nearest to the base model. ``best.ties_with`` is the top's step, ``None`` when
+        it is the top itself. ``run.checkpoints`` shows intervals and ties of all.
+
+        Of a supervised run it is the one with the lowest complete validation loss, the earliest of
+        equals. Raises :class:`NotFound` (a ``LookupError``) when no checkpoint has a complete
+        round at its step, or when the run validates nothing.
         """
         found = tables.best(self.checkpoint_list())
         if found is None:
@@ -358,17 +364,40 @@ class RunListing(Listing[Run]):
         """One row per run, as it is now."""
         from nbtrain.client.frames import frame
 
-        if not self.items:
-            return super().to_frame()
-        store = self.items[0]._store
-        since = min(run._key for run in self.items)
-        seen = {row.key: row for row in store.runs(since=since, texts=False)}
-        # only of a run that goes on one has to ask whether its job still lives
-        rows = [
-            _as_row(seen[run._key]) if seen[run._key].ended_for_good else run.to_row()
-            for run in self.items
+        return frame(_read_together(self.items)) if self.items else super().to_frame()
+
+    def _shown_rows(self, items: list[Run]) -> list[dict[str, Any]]:
+        """Without what a glance at a list does not need."""
+        return [
+            {
+                "name": row["name"],
+                "run": row["run_id"],
+                "status": row["status"],
+                "method": row["method"],
+                "workload": row["workload"],
+                "base model": row["base_model_slug"],
+                "steps": f"{row['completed_steps']:,} of {row['total_steps']:,}",
+                "created_at": row["created_at"],
+            }
+            for row in _read_together(items)
         ]
-        return frame(rows)
+
+    def _repr_html_(self) -> str:
+        from nbtrain.report.listed import listed_html
+
+        rows = self._shown_rows(self.items[:20])
+        return listed_html(list(rows[0]) if rows else [], rows, len(self.items), "run")
+
+
+def _read_together(runs: list[Run]) -> list[dict[str, Any]]:
+    """The rows of some runs; only one that goes on is asked whether its job still lives."""
+    if not runs:
+        return []
+    since = min(run._key for run in runs)
+    seen = {row.key: row for row in runs[0]._store.runs(since=since, texts=False)}
+    return [
+        _as_row(seen[run._key]) if seen[run._key].ended_for_good else run.to_row() for run in runs
+    ]
 
 
 def _as_row(row: StoredRun) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from nbtrain.errors import NotFound
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nbtrain.client.records import Checkpoint
+    from nbtrain.client.picking import CheckpointListing
     from nbtrain.jobs.liveness import Liveness
     from nbtrain.store import Row, Store, StoredRun
 
@@ -118,11 +118,17 @@ class RunTables(ABC):
     def validation(self) -> pd.DataFrame:
         """One row per validation round; compare only those with ``round_completed``.
 
+        ``low`` and ``high`` are the 95 % interval of a complete round's reward, by bootstrap over
+        its tasks; empty with fewer than two. Two rounds of a run saw the same tasks, so that they
+        may differ for sure though their intervals overlap: ``run.checkpoints`` says what ties.
         Of a supervised run: ``loss`` (the mean over trained tokens) and its ``perplexity``,
-        ``trained_tokens``, and the rows read as ``completed_samples`` and ``expected_samples``.
+        ``trained_tokens``, and the rows read as ``completed_samples`` and ``expected_samples``;
+        no interval, since its rounds keep no reading per row.
         """
         rows = self._rows("validation_rounds")
-        return readings.validation(rows) if self._supervised else tables.validation(rows)
+        if self._supervised:
+            return readings.validation(rows)
+        return tables.validation(rows, self._store)
 
     @property
     def checks(self) -> pd.DataFrame:
@@ -172,9 +178,13 @@ class RunTables(ABC):
 
     @property
     def checkpoints(self) -> pd.DataFrame:
-        """One row per committed checkpoint with its held-out reward or validation loss."""
+        """One row per committed checkpoint with its held-out reward or validation loss.
+
+        ``low`` and ``high`` are the reward's 95 % interval; ``tie`` is the step of the checkpoint
+        with the highest reward, where the paired difference to it may be nothing.
+        """
         score = "validation_loss" if self._supervised else "held_out_reward"
-        return tables.checkpoints(self.checkpoint_list(), score)
+        return tables.checkpoints(self.checkpoint_list().items, score)
 
     @property
     def events(self) -> pd.DataFrame:
@@ -192,7 +202,11 @@ class RunTables(ABC):
 
         return read_logs(self.folder / "logs")
 
-    def checkpoint_list(self) -> list[Checkpoint]:
-        """The committed checkpoints as objects, by step."""
-        rounds = tables.held_out_points(self._rows("validation_rounds"))
-        return tables.checkpoint_records(self._store.checkpoints(self._key), rounds, self._store)
+    def checkpoint_list(self) -> CheckpointListing:
+        """The committed checkpoints as objects, by step; shown in the order of their rank."""
+        from nbtrain.client.picking import CheckpointListing
+
+        rows = self._rows("validation_rounds")
+        saved = self._store.checkpoints(self._key)
+        rounds = tables.held_out_points(rows, self._store, {row.step for row in saved})
+        return CheckpointListing(tables.checkpoint_records(saved, rounds, self._store))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.frames import frame
+from nbtrain.client.held_out import NOT_READ, RoundRead, rounds_read
 from nbtrain.client.records import Checkpoint, HeldOutPoint, StepSummary
+from nbtrain.plan.picking import Candidate, pick
 from nbtrain.report.turns import as_turns
 from nbtrain.store import trajectory_ref
 
@@ -77,6 +80,8 @@ GROUP_COLUMNS = ("step", *GROUP_COUNTS, "update_applied", "skip_reason", "settle
 _ROUND_COLUMNS = (
     "step",
     "held_out_reward",
+    "low",
+    "high",
     "round_completed",
     "completed_samples",
     "expected_samples",
@@ -111,6 +116,9 @@ _CHECKPOINT_COLUMNS = (
     "checkpoint_id",
     "step_index",
     "held_out_reward",
+    "low",
+    "high",
+    "tie",
     "round_completed",
     "kind",
     "reason",
@@ -160,9 +168,11 @@ def sampled_groups(rows: Sequence[Mapping[str, Any]], *, left_off: int = 0) -> p
     return frame(rows, SAMPLED_GROUP_COLUMNS, left_off=left_off)
 
 
-def validation(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row per validation round."""
-    return frame(list(rows), _ROUND_COLUMNS)
+def validation(rows: Sequence[Mapping[str, Any]], store: Store) -> pd.DataFrame:
+    """One row per validation round, with the interval of its reward."""
+    points = held_out_points(rows, store)
+    told = [{**row, "low": p.low, "high": p.high} for row, p in zip(rows, points, strict=True)]
+    return frame(told, _ROUND_COLUMNS)
 
 
 def trajectories(rows: list[Row], run_id: str, *, left_off: int = 0) -> pd.DataFrame:
@@ -209,9 +219,19 @@ def trajectory_row(row: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 
 
 def checkpoints(found: Iterable[Checkpoint], score: str = "held_out_reward") -> pd.DataFrame:
-    """One row per committed checkpoint, by step; ``score`` is the column that ranks them."""
-    names = [score if name == "held_out_reward" else name for name in _CHECKPOINT_COLUMNS]
-    return frame([c.to_row() for c in found], names)
+    """One row per committed checkpoint, by step; ``score`` is the column that ranks them.
+
+    A loss has no interval, and so no ``low``, ``high`` and ``tie``.
+    """
+    names = list(_CHECKPOINT_COLUMNS)
+    if score != "held_out_reward":
+        names = [name for name in names if name not in ("low", "high", "tie")]
+        names[names.index("held_out_reward")] = score
+    told = [
+        {**c.to_row(), "low": c.held_out_low, "high": c.held_out_high, "tie": c.ties_with}
+        for c in found
+    ]
+    return frame(told, names)
 
 
 def events(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -219,21 +239,33 @@ def events(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return frame(list(rows), ("at", "attempt", "phase", "message"))
 
 
-def held_out_points(rows: Iterable[Mapping[str, Any]]) -> list[HeldOutPoint]:
-    """The rounds as records."""
-    return [
-        HeldOutPoint(
-            step=row["step"],
-            held_out_reward=row["held_out_reward"],
-            round_completed=bool(row["round_completed"]),
-            completed_samples=row["completed_samples"] or 0,
-            expected_samples=row["expected_samples"] or 0,
-            policy_version=row.get("policy_version"),
-            validation_loss=row.get("loss"),
-            perplexity=row.get("perplexity"),
-        )
-        for row in rows
-    ]
+def held_out_points(
+    rows: Iterable[Mapping[str, Any]],
+    store: Store | None = None,
+    steps: Collection[int] | None = None,
+) -> list[HeldOutPoint]:
+    """The rounds as records; with a ``store`` the complete ones, or those of them at ``steps``,
+    get their interval and their tasks' rewards.
+    """
+    rows = list(rows)
+    read = {} if store is None else rounds_read(store, rows, steps)
+    return [_held_out_point(row, read.get(row["id"], NOT_READ)) for row in rows]
+
+
+def _held_out_point(row: Mapping[str, Any], read: RoundRead) -> HeldOutPoint:
+    return HeldOutPoint(
+        step=row["step"],
+        held_out_reward=row["held_out_reward"],
+        round_completed=bool(row["round_completed"]),
+        completed_samples=row["completed_samples"] or 0,
+        expected_samples=row["expected_samples"] or 0,
+        policy_version=row.get("policy_version"),
+        validation_loss=row.get("loss"),
+        perplexity=row.get("perplexity"),
+        low=read.interval.low if read.interval else None,
+        high=read.interval.high if read.interval else None,
+        tasks=read.tasks,
+    )
 
 
 def step_summaries(rows: Iterable[Mapping[str, Any]]) -> list[StepSummary]:
@@ -261,10 +293,25 @@ def checkpoint_kind(*, weights: bool, training_state: bool) -> str:
 def checkpoint_records(
     rows: Iterable[StoredCheckpoint], rounds: Iterable[HeldOutPoint], store: Store | None = None
 ) -> list[Checkpoint]:
-    """Checkpoints by step, each with the round at its step; ``store`` is what they act through."""
+    """Checkpoints by step, each with the round at its step; ``store`` is what they act through.
+
+    ``rounds`` need their tasks' rewards for ties to be found.
+    """
     by_step = {point.step: point for point in rounds}
     in_order = sorted(rows, key=lambda row: (row.step, row.key))
-    return [_checkpoint(row, by_step.get(row.step), store) for row in in_order]
+    found = [_checkpoint(row, by_step.get(row.step), store) for row in in_order]
+    competing = [n for n, c in enumerate(found) if cost(c) is not None]
+    picked = pick([_candidate(found[n], by_step[found[n].step_index]) for n in competing])
+    if picked is not None:
+        top = found[competing[picked.top]]
+        for place in picked.ties:
+            at = competing[place]
+            found[at] = replace(found[at], ties_with=top.step_index, _tied_reward=score_of(top))
+    return found
+
+
+def _candidate(checkpoint: Checkpoint, point: HeldOutPoint) -> Candidate:
+    return Candidate(checkpoint.step_index, -(cost(checkpoint) or 0.0), point.tasks)
 
 
 def _checkpoint(
@@ -286,20 +333,33 @@ def _checkpoint(
         has_training_state=row.training_state,
         pinned=row.pinned,
         validation_loss=point.validation_loss if point else None,
+        held_out_low=point.low if point else None,
+        held_out_high=point.high if point else None,
         _store=store,
     )
 
 
 def best(found: Iterable[Checkpoint]) -> Checkpoint | None:
-    """Highest held-out reward of complete rounds, or lowest validation loss, the earliest on ties.
+    """The earliest of the checkpoints that tie with the top, itself included; ``None`` if none.
 
-    ``None`` if there is none. Checkpoints without weights cannot be picked.
+    The top has the highest held-out reward of a complete round, or the lowest validation loss;
+    checkpoints without weights cannot be picked. ``found`` are all checkpoints of a run.
     """
-    ranked = [(cost, c.step_index, c) for c in found if (cost := _cost(c)) is not None]
-    return min(ranked, key=lambda each: each[:2])[2] if ranked else None
+    competing = [(at, c.step_index, c) for c in found if (at := cost(c)) is not None]
+    if not competing:
+        return None
+    _, _, top = min(competing, key=lambda each: each[:2])
+    alike = [c for _, _, c in competing if c.ties_with is not None]
+    return min((top, *alike), key=lambda c: c.step_index)
 
 
-def _cost(checkpoint: Checkpoint) -> float | None:
+def score_of(checkpoint: Checkpoint) -> float | None:
+    """What ranks it: its held-out reward, of a supervised run its validation loss."""
+    reward = checkpoint.held_out_reward
+    return checkpoint.validation_loss if reward is None else reward
+
+
+def cost(checkpoint: Checkpoint) -> float | None:
     """What is to be as low as possible; ``None`` where nothing comparable was measured."""
     if not checkpoint.round_completed or not checkpoint.has_weights:
         return None

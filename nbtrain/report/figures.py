@@ -10,18 +10,19 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.report.palette import LINES
 from nbtrain.report.series import Point, finite, smooth, thin
 
 if TYPE_CHECKING:
     from nbtrain.report.summary import HeldOut
     from nbtrain.report.supervised import Supervised, Validated
 
-REWARD = "#1f77b4"
-HELD_OUT = "#d95f02"
+REWARD, HELD_OUT = LINES[:2]
 RATE = "#6e7781"
 _GRID = "#d9d9d9"
+_BARS = 40  # error bars at most: of more intervals, a band
 _POINTS = 240  # more cannot be told apart on 640 pixels
-_COLOURS = 16  # of the palette the PNG is reduced to, for each axes: a third of the bytes
+_COLOURS = 24  # of the palette the PNG is reduced to, for each axes: a third of the bytes
 
 
 def reward_figure(
@@ -32,7 +33,7 @@ def reward_figure(
     total_steps: int | None = None,
     size: tuple[float, float] = (6.4, 2.5),
 ) -> Any:
-    """A figure of the mean reward by step and of the held-out rounds.
+    """A figure of the mean reward by step and of the held-out rounds with their intervals.
 
     ``rewards`` holds (step, mean reward); what is no finite number is left out. Rounds that did
     not complete are drawn hollow and are not joined. ``size`` is in inches at 100 dpi.
@@ -134,7 +135,21 @@ def _draw_line(axes: Any, points: list[Point], what: str) -> None:
 def _draw_held_out(axes: Any, rounds: list[HeldOut]) -> None:
     whole = finite((r.step, r.reward) for r in rounds if r.complete)
     partial = finite((r.step, r.reward) for r in rounds if not r.complete)
-    _draw_rounds(axes, whole, partial, ("held-out reward", "held-out, round not complete"))
+    bounded = [r for r in rounds if r.complete and r.low is not None and r.high is not None]
+    name = "held-out reward with 95 % interval" if bounded else "held-out reward"
+    _draw_intervals(axes, bounded)
+    _draw_rounds(axes, whole, partial, (name, "held-out, round not complete"))
+
+
+def _draw_intervals(axes: Any, rounds: list[HeldOut]) -> None:
+    if not rounds:
+        return
+    steps = [r.step for r in rounds]
+    low, high = [r.low for r in rounds], [r.high for r in rounds]
+    if len(rounds) <= _BARS:
+        axes.vlines(steps, low, high, color=HELD_OUT, linewidth=1.2, alpha=0.7)
+    else:
+        axes.fill_between(steps, low, high, color=HELD_OUT, alpha=0.18, linewidth=0)
 
 
 def _draw_validation(axes: Any, rounds: list[Validated]) -> None:
@@ -148,13 +163,15 @@ def _draw_rounds(
 ) -> None:
     if whole:
         line = thin(whole, _POINTS)
-        size = 4 if len(line) < 40 else 0
+        size = 5 if len(line) <= _BARS else 0
         axes.plot(
             *zip(*line, strict=True),
             color=HELD_OUT,
             linewidth=1.2,
-            marker="o",
-            markersize=size,
+            # Another shape than the dots of the line above, and another dash where it has none
+            linestyle="solid" if size else (0, (5, 1)),
+            marker="D",
+            markersize=size * 0.9,
             label=names[0],
         )
     if partial:
@@ -162,8 +179,8 @@ def _draw_rounds(
             *zip(*thin(partial, _POINTS), strict=True),
             color=HELD_OUT,
             linestyle="",
-            marker="o",
-            markersize=4,
+            marker="D",
+            markersize=4.5,
             markerfacecolor="none",
             label=names[1],
         )

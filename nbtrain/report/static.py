@@ -9,23 +9,19 @@ from __future__ import annotations
 import base64
 import html
 
+from nbtrain.report import checkpoint_table
+from nbtrain.report.checkpoint_table import MUTED
 from nbtrain.report.summary import (
     RunSummary,
     counts,
     headline,
     message,
     movement,
-    number,
     ranked,
     score_of,
 )
 
 _BOX = "font-family:sans-serif;font-size:13px;line-height:1.45;max-width:720px"
-_MUTED = "opacity:0.75"
-_CELL = (
-    "padding:1px 10px 1px 0;text-align:left;border-bottom:1px solid rgba(128,128,128,0.3);"
-    "font-variant-numeric:tabular-nums"
-)
 _DOUBTFUL = "#9a6700"
 _STATE = {"succeeded": "#1a7f37", "failed": "#c0392b", "cancelled": "#9a6700", "running": "#1f77b4"}
 
@@ -44,7 +40,7 @@ def as_html(summary: RunSummary, picture: bytes | None = None) -> str:
     if summary.activity:
         rows.append(f"<div>now: {esc(summary.activity)}</div>")
     rows += [
-        f'<div style="{_MUTED}">{esc(line)}</div>'
+        f'<div style="{MUTED}">{esc(line)}</div>'
         for line in (summary.subject, summary.annotation)
         if line
     ]
@@ -65,7 +61,7 @@ def as_html(summary: RunSummary, picture: bytes | None = None) -> str:
             'margin:6px 0;border-radius:4px">'
         )
     rows.append(_checkpoint_table(summary))
-    rows += [f'<div style="{_MUTED}">{esc(note)}</div>' for note in summary.notes]
+    rows += [f'<div style="{MUTED}">{esc(note)}</div>' for note in summary.notes]
     inner = "\n".join(row for row in rows if row)
     return f'<div class="nbtrain-run" style="{_BOX}">\n{inner}\n</div>'
 
@@ -87,26 +83,5 @@ def _checkpoint_table(summary: RunSummary) -> str:
     shown, more = ranked(summary)
     if not shown:
         return ""
-    what, of = score_of(summary)
-    names = ("checkpoint", "step", what, "round", "kind", "")
-    head = "".join(f'<th style="{_CELL}">{name}</th>' for name in names)
-    body = []
-    for line in shown:
-        value: float | None = getattr(line, of)
-        told = "complete" if line.complete else "not complete"
-        if value is None:
-            told = "–"
-        cells = (
-            f"<code>{html.escape(line.checkpoint_id[:12])}</code>",
-            str(line.step),
-            number(value),
-            told,
-            html.escape(line.kind),
-            "best" if line.best else "",
-        )
-        body.append("<tr>" + "".join(f'<td style="{_CELL}">{c}</td>' for c in cells) + "</tr>")
-    rest = f'<div style="{_MUTED}">and {more} more checkpoints</div>' if more else ""
-    return (
-        '<table style="border-collapse:collapse;margin-top:2px;font-size:inherit;color:inherit">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{rest}"
-    )
+    rest = f'<div style="{MUTED}">and {more} more checkpoints</div>' if more else ""
+    return checkpoint_table.as_html(shown, score_of(summary)[0]) + rest

@@ -8,12 +8,31 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from nbtrain.report import supervised
+from nbtrain.report import checkpoint_table, supervised
+from nbtrain.report.checkpoint_table import CheckpointLine, number
 from nbtrain.report.series import first_and_last
 from nbtrain.report.supervised import Supervised
 from nbtrain.report.verdict import checks_told
 from nbtrain.report.verdict import headline as smoke
 from nbtrain.report.verdict import sentences as smoke_told
+
+__all__ = [
+    "CheckpointLine",
+    "HeldOut",
+    "RunSummary",
+    "as_text",
+    "clock",
+    "counts",
+    "headline",
+    "message",
+    "movement",
+    "number",
+    "progress_line",
+    "ranked",
+    "score_of",
+    "span",
+    "ungraded",
+]
 
 _SHOWN_CHECKPOINTS = 6
 _LONGEST_ERROR = 200  # characters of the most frequent error
@@ -23,24 +42,16 @@ _LONGEST_MESSAGE = 1500  # characters of a failure that a notebook keeps
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """One validation round: its step, its mean reward, and whether all of it was graded."""
+    """One validation round: its step, its mean reward, and whether all of it was graded.
+
+    ``low`` and ``high`` are the reward's 95 % interval, where it was read.
+    """
 
     step: int
     reward: float | None
     complete: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointLine:
-    """A checkpoint with the held-out reward or validation loss of the round at its step, if any."""
-
-    checkpoint_id: str
-    step: int
-    held_out: float | None = None
-    complete: bool = False
-    best: bool = False
-    kind: str = ""
-    loss: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(slots=True)
@@ -130,15 +141,6 @@ class RunSummary:
     def unchanged(self) -> bool:
         """Whether the run succeeded without a single update."""
         return self.status == "succeeded" and self.updates_applied == 0
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A short decimal, ``–`` for nothing, ``NaN`` for what is no number."""
-    if value is None:
-        return "–"
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
-    return f"{value:.{digits}f}"
 
 
 def clock(at: float | None) -> str:
@@ -282,18 +284,8 @@ def _rewards(summary: RunSummary) -> list[str]:
 
 def ranked(summary: RunSummary) -> tuple[list[CheckpointLine], int]:
     """The checkpoints to show, best first, and how many are left out."""
-    lines = sorted(
-        summary.checkpoints,
-        key=lambda c: (
-            *(not c.best, not c.complete, -_or(c.held_out, -math.inf), _or(c.loss, math.inf)),
-            -c.step,
-        ),
-    )
+    lines = checkpoint_table.ranked(summary.checkpoints)
     return lines[:_SHOWN_CHECKPOINTS], max(0, len(lines) - _SHOWN_CHECKPOINTS)
-
-
-def _or(value: float | None, other: float) -> float:
-    return value if value is not None and math.isfinite(value) else other
 
 
 def score_of(summary: RunSummary) -> tuple[str, str]:
@@ -316,15 +308,7 @@ def as_text(summary: RunSummary) -> str:
     if told:
         lines.append(told)
     shown, more = ranked(summary)
-    what, of = score_of(summary)
-    for line in shown:
-        value: float | None = getattr(line, of)
-        mark = " (best)" if line.best else ""
-        partial = "" if line.complete or value is None else ", round not complete"
-        lines.append(
-            f"checkpoint {line.checkpoint_id[:12]} step {line.step} "
-            f"{what} {number(value)}{partial}{mark}"
-        )
+    lines += checkpoint_table.as_lines(shown, score_of(summary)[0])
     if more:
         lines.append(f"and {more} more checkpoints")
     return "\n".join(lines + summary.notes)

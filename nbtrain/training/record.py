@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from sqlalchemy.exc import OperationalError
 
 from nbtrain.errors import StoreError
+from nbtrain.plan.picking import Scores, task_means
 from nbtrain.rollout.ledger import Changes
 from nbtrain.store import RunWriter, Store
 from nbtrain.training import checkpoints
@@ -48,7 +49,7 @@ class StoreRecorder:
         self._folder = folder / "checkpoints"
         self._policy = policy
         self._identity = identity
-        self._held_out: dict[int, float] = {}
+        self._held_out: dict[int, tuple[float, Scores]] = {}  # of complete rounds, by step
         self._saved: list[Kept] = []  # what this attempt saved and still has
         self._keep = keep
         clear_partial(self._folder)
@@ -88,7 +89,8 @@ class StoreRecorder:
         """Commit a validation round with its samples."""
         insist(lambda: self._writer.commit_validation(row, trajectories))
         if row["round_completed"] and row["held_out_reward"] is not None:
-            self._held_out[row["step"]] = row["held_out_reward"]
+            samples = ((t["task_id"], t["reward"], t["reason"]) for t in trajectories)
+            self._held_out[row["step"]] = row["held_out_reward"], task_means(samples)
 
     def checkpoint(self, step: int, reason: str, state: LoopState) -> None:
         """Write a checkpoint, commit it, then let older training state go."""
@@ -122,7 +124,7 @@ class StoreRecorder:
 
     def _sweep(self) -> None:
         """Let go of what is not kept; what is pinned or gone on from meanwhile, the store knows."""
-        listed = [replace(c, held_out_reward=self._held_out.get(c.step)) for c in self._saved]
+        listed = [self._scored(c) for c in self._saved]
         referenced = self._store.referenced_checkpoints()
         # The store forgets first: what is listed is always there.
         gone = set()
@@ -141,6 +143,10 @@ class StoreRecorder:
             replace(c, training_state=c.training_state and c.checkpoint_id not in bare)
             for c in listed
         ]
+
+    def _scored(self, checkpoint: Kept) -> Kept:
+        reward, scores = self._held_out.get(checkpoint.step, (None, {}))
+        return replace(checkpoint, held_out_reward=reward, scores=scores)
 
 
 def insist(action: Callable[[], _T], *, patience: float = _PATIENCE_SECONDS) -> _T:

@@ -45,4 +45,5 @@ class SupervisedRecorder(StoreRecorder):
         """Commit a validation round; it has no trajectories."""
         insist(lambda: self._writer.commit_validation(row, trajectories or []))
         if row["round_completed"]:
-            self._held_out[row["step"]] = -row["loss"]
+            # No reading per row is recorded: only equal losses tie
+            self._held_out[row["step"]] = -row["loss"], {}
