@@ -2,7 +2,14 @@
 import type uPlot from 'uplot';
 
 import { drawInterval, drawPoint } from './marks';
-import type { Kind, Legend, Prepared, Source, Table } from './source';
+import {
+  stepRange,
+  type Kind,
+  type Legend,
+  type Prepared,
+  type Source,
+  type Table
+} from './source';
 import {
   airy,
   align,
@@ -51,12 +58,16 @@ export class Curve implements Kind {
       {
         width: 1,
         // faint where the smoothed line stands before it
-        stroke: () => theme().ink.line + (this.window ? '66' : ''),
+        stroke: () => theme().ink.line + (this.window > 50 ? '40' : this.window ? '66' : ''),
         points: { ...points, fill: () => theme().ink.line }
       },
       { width: 2, stroke: () => theme().ink.line, points: { show: false } },
       { width: 1.5, dash: DASH, stroke: () => theme().ink.second, points: { show: false } }
     ];
+  }
+
+  tells(column: string): boolean {
+    return column !== 'learning_rate';
   }
 
   prepare(): Prepared {
@@ -77,10 +88,11 @@ export class Curve implements Kind {
     return {
       xs: this.xs,
       ys: [this.raw, this.mean, this.used],
-      xRange: stepRange(this.xs),
+      xRange: stepRange(this.source),
       yRange: airy(this.extent()),
       points: rows.steps.length,
-      lastStep: rows.steps.at(-1) ?? null
+      lastStep: rows.steps.at(-1) ?? null,
+      rest: this.xs.length - 1
     };
   }
 
@@ -141,14 +153,13 @@ export class Curve implements Kind {
 
   readout(at: number): string {
     const said = [`step ${this.xs[at]!}`];
-    const add = (what: string, value: Drawn) => {
-      if (value != null) {
-        said.push(`${what} ${figure(value)}`);
-      }
-    };
-    add(this.title.toLowerCase(), this.raw[at]);
-    add(`mean over ${this.window}`, this.mean[at]);
-    add('trained on', this.used[at]);
+    if (this.raw[at] != null) {
+      const mean = this.window ? ` (mean of ${this.window}: ${figure(this.mean[at])})` : '';
+      said.push(`${this.title.toLowerCase()} ${figure(this.raw[at])}${mean}`);
+    }
+    if (this.used[at] != null) {
+      said.push(`trained on ${figure(this.used[at])}`);
+    }
     const round = this.rounds.find(one => one.step === this.xs[at]);
     if (round) {
       said.push(`${this.roundsAre} ${withInterval(round)}`);
@@ -253,10 +264,5 @@ export class Curve implements Kind {
 function withInterval(round: Round): string {
   const interval =
     round.low <= round.high ? ` (${figure(round.low)} to ${figure(round.high)})` : '';
-  return figure(round.value) + interval + (round.complete ? '' : ', round not complete');
-}
-
-/** Half a step of room at both ends, so that bars and curve stand over each other. */
-export function stepRange(xs: ArrayLike<number>): Range {
-  return xs.length ? [xs[0]! - 0.5, xs[xs.length - 1]! + 0.5] : [0.5, 1.5];
+  return figure(round.value) + interval + (round.complete ? '' : ', incomplete');
 }

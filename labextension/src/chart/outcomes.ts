@@ -1,9 +1,15 @@
 /** Where the groups of each step went, as stacked bars. */
 import type uPlot from 'uplot';
 
-import { stepRange } from './curve';
 import { fillOf, type Hatch } from './marks';
-import type { Kind, Legend, Prepared, Source, Table } from './source';
+import {
+  stepRange,
+  type Kind,
+  type Legend,
+  type Prepared,
+  type Source,
+  type Table
+} from './source';
 import { bin, thin, type Bins } from './series';
 import type { Ink, Theme } from './theme';
 import { figure, named, steps } from './words';
@@ -29,11 +35,20 @@ const NARROWEST = 5; // pixels that a bar needs
 export class Outcomes implements Kind {
   readonly title = 'Groups per step';
   readonly height = 130;
+  readonly whole = true;
   /** The bars are drawn by hand; the one line only gives the cursor its places. */
   readonly series: uPlot.Series[] = [{ stroke: 'transparent', points: { show: false } }];
   private bins: Bins = { width: 1, first: [], last: [], steps: [], sums: [] };
 
+  /** Hatches are canvases of their own: made again only for other colours. */
+  private filledFor: { theme: Theme; ratio: number; fills: (CanvasPattern | string)[] } | null =
+    null;
+
   constructor(private readonly source: Source) {}
+
+  tells(): boolean {
+    return false;
+  }
 
   prepare(width: number): Prepared {
     const rows = this.source.steps.byStep();
@@ -44,10 +59,11 @@ export class Outcomes implements Kind {
     return {
       xs: first.map((step, at) => (step + last[at]!) / 2),
       ys: [heights],
-      xRange: stepRange(rows.steps),
+      xRange: stepRange(this.source),
       yRange: [0, heights.reduce((most, height) => Math.max(most, height), 1) * 1.04],
       points: rows.steps.length,
-      lastStep: rows.steps.at(-1) ?? null
+      lastStep: rows.steps.at(-1) ?? null,
+      rest: first.length - 1
     };
   }
 
@@ -56,7 +72,7 @@ export class Outcomes implements Kind {
     const ratio = window.devicePixelRatio || 1;
     const x = (step: number) => plot.valToPos(step, 'x', true);
     const y = (value: number) => plot.valToPos(value, 'y', true);
-    const fills = PARTS.map(part => fillOf(canvas, theme.ink[part.ink], part.hatch, ratio));
+    const fills = this.fills(canvas, theme, ratio);
     canvas.lineWidth = ratio;
     canvas.setLineDash([]);
     this.bins.first.forEach((first, at) => {
@@ -115,6 +131,18 @@ export class Outcomes implements Kind {
         ...present.map(n => figure(sums[n]![at]))
       ])
     };
+  }
+
+  private fills(
+    canvas: CanvasRenderingContext2D,
+    theme: Theme,
+    ratio: number
+  ): (CanvasPattern | string)[] {
+    if (this.filledFor?.theme !== theme || this.filledFor.ratio !== ratio) {
+      const fills = PARTS.map(part => fillOf(canvas, theme.ink[part.ink], part.hatch, ratio));
+      this.filledFor = { theme, ratio, fills };
+    }
+    return this.filledFor.fills;
   }
 
   private perStep(at: number): number[] {

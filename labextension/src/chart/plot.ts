@@ -2,13 +2,16 @@
 import uPlot from 'uplot';
 
 import { drawCross, drawFlag, drawSwatch } from './marks';
-import type { Kind, Legend, Prepared, Source } from './source';
+import type { Kind, Legend, NotFinite, Prepared, Source } from './source';
 import { nearest } from './series';
 import { readTheme, type Theme } from './theme';
 import { figure, named } from './words';
 
 /** How near, in pixels, a click must be to a checkpoint. */
 const REACH = 14;
+
+/** Milliseconds between two fillings of the table that only screen readers see. */
+const TABLE_EVERY = 1000;
 
 export interface PlotOptions {
   source: Source;
@@ -29,6 +32,8 @@ export class Plot {
   private readonly resizing: ResizeObserver;
   private theme: Theme;
   private prepared: Prepared;
+  private width: number;
+  private tabling: ReturnType<typeof setTimeout> | undefined;
   private drawnLegend = '';
   /** The step that the keyboard's cursor holds on to. */
   private held: number | null = null;
@@ -47,6 +52,7 @@ export class Plot {
     this.stage.setAttribute('role', 'img');
     this.readout.setAttribute('aria-live', 'off');
     host.replaceChildren(head, this.stage, this.readout, this.table);
+    this.width = this.measure();
     this.prepared = this.kind.prepare(this.width);
     this.plot = new uPlot(this.uplotOptions(), data(this.prepared), this.stage);
     this.listen();
@@ -75,11 +81,13 @@ export class Plot {
 
   destroy(): void {
     this.resizing.disconnect();
+    clearTimeout(this.tabling);
     this.plot.destroy();
     this.host.replaceChildren();
   }
 
-  private get width(): number {
+  /** Asked only where the size may have changed: the page lays itself out for the answer. */
+  private measure(): number {
     return Math.max(160, this.stage.clientWidth || this.host.clientWidth || 600);
   }
 
@@ -94,7 +102,7 @@ export class Plot {
     return {
       width: this.width,
       height: this.kind.height,
-      padding: [12, 12, 0, 0],
+      padding: [12, 20, 0, 0],
       legend: { show: false },
       select: { show: false, left: 0, top: 0, width: 0, height: 0 },
       cursor: {
@@ -112,6 +120,7 @@ export class Plot {
         {
           ...axis(58),
           space: 28,
+          ...(this.kind.whole && { incrs: STEPS }),
           values: (_, splits) => splits.map(value => figure(value))
         }
       ],
@@ -142,7 +151,7 @@ export class Plot {
     const canvas = plot.ctx;
     const theme = this.theme;
     const { top, height } = plot.bbox;
-    const { checkpoints, picked, notFinite } = this.options.source;
+    const { checkpoints, picked } = this.options.source;
     const x = (step: number) => plot.valToPos(step, 'x', true);
     canvas.setLineDash([]);
     canvas.lineWidth = 1.2 * ratio();
@@ -160,7 +169,7 @@ export class Plot {
     }
     canvas.strokeStyle = theme.ink.bad;
     canvas.lineWidth = 2 * ratio();
-    for (const { step } of notFinite) {
+    for (const { step } of this.broken) {
       drawCross(canvas, x(step), top + height, 4 * ratio());
     }
   }
@@ -192,11 +201,11 @@ export class Plot {
     if (last < 0 || event.ctrlKey || event.altKey || event.metaKey) {
       return;
     }
-    const at = this.plot.cursor.idx ?? last;
+    const at = this.plot.cursor.idx ?? this.prepared.rest;
     const far = Math.max(1, Math.round(last / 10));
     const to: Record<string, number> = {
       ArrowLeft: at - 1,
-      ArrowRight: this.plot.cursor.idx == null ? last : at + 1,
+      ArrowRight: this.plot.cursor.idx == null ? at : at + 1,
       PageUp: at - far,
       PageDown: at + far,
       Home: 0,
@@ -252,8 +261,10 @@ export class Plot {
   }
 
   private resize(): void {
-    if (this.stage.clientWidth > 0 && this.width !== this.plot.width) {
-      this.plot.setSize({ width: this.width, height: this.kind.height });
+    const width = this.measure();
+    if (this.stage.clientWidth > 0 && width !== this.width) {
+      this.width = width;
+      this.plot.setSize({ width, height: this.kind.height });
       this.refresh();
       // A chart that was made outside of the page had no colours to read.
       this.recolour();
@@ -264,26 +275,35 @@ export class Plot {
   private tell(): void {
     this.host.dataset.points = String(this.prepared.points);
     this.host.dataset.lastStep = this.prepared.lastStep?.toString() ?? '';
-    const broken = this.options.source.notFinite;
-    const also = broken.length ? ` ${broken.length} figures are NaN or infinite.` : '';
+    const broken = new Set(this.broken.map(one => one.step)).size;
+    const also = broken
+      ? ` NaN or infinite at ${broken === 1 ? '1 step' : `${broken} steps`}.`
+      : '';
     this.stage.setAttribute('aria-label', this.kind.describe() + also);
     this.drawLegend();
     this.say();
-    this.fillTable();
+    this.tabling ??= setTimeout(() => {
+      this.tabling = undefined;
+      this.fillTable();
+    }, TABLE_EVERY);
   }
 
   /** The step under the cursor, or the newest one where there is no cursor. */
   private say(): void {
     const last = this.prepared.xs.length - 1;
-    const at = Math.min(this.plot.cursor.idx ?? last, last);
-    const text = last < 0 ? '' : this.kind.readout(at) + this.brokenAt(this.prepared.xs[at]!);
+    const at = Math.min(this.plot.cursor.idx ?? this.prepared.rest, last);
+    const text = at < 0 ? '' : this.kind.readout(at) + this.brokenAt(this.prepared.xs[at]!);
     if (this.readout.textContent !== text) {
       this.readout.textContent = text;
     }
   }
 
+  private get broken(): readonly NotFinite[] {
+    return this.options.source.notFinite.filter(one => this.kind.tells(one.name));
+  }
+
   private brokenAt(step: number): string {
-    return this.options.source.notFinite
+    return this.broken
       .filter(one => one.step === step)
       .map(one => ` · ${named(one.name)} is NaN or infinite`)
       .join('');

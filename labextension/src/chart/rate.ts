@@ -15,6 +15,8 @@ export class Rate implements Kind {
   private xs: number[] = [];
   private planned: Drawn[] = [];
   private recorded: Drawn[] = [];
+  /** The place of the newest rate that was used; -1: none was. */
+  private now = -1;
 
   constructor(
     private readonly source: Source,
@@ -26,12 +28,17 @@ export class Rate implements Kind {
     ];
   }
 
+  tells(column: string): boolean {
+    return column === 'learning_rate';
+  }
+
   prepare(): Prepared {
     const { schedule, total } = this.source;
     const rows = this.source.steps.byStep();
     this.xs = union(rows.steps, schedule.steps);
     this.planned = align(this.xs, schedule.steps, gaps(schedule.rates));
     this.recorded = align(this.xs, rows.steps, gaps(rows.column('learning_rate')));
+    this.now = this.recorded.findLastIndex(value => value != null);
     const highest = extent(this.planned, this.recorded)?.[1] ?? 0;
     const first = Math.min(this.xs[0] ?? 1, 1);
     return {
@@ -40,7 +47,8 @@ export class Rate implements Kind {
       xRange: [first - 0.5, Math.max(total, this.xs.at(-1) ?? 1) + 0.5],
       yRange: [0, highest * 1.1 || 1],
       points: rows.steps.length,
-      lastStep: rows.steps.at(-1) ?? null
+      lastStep: rows.steps.at(-1) ?? null,
+      rest: this.now < 0 ? this.xs.length - 1 : this.now
     };
   }
 
@@ -102,9 +110,8 @@ export class Rate implements Kind {
           `${figure(rates.at(-1))} at step ${steps.at(-1)!}`
       );
     }
-    const now = this.recorded.findLastIndex(value => value != null);
-    if (now >= 0) {
-      said.push(`used ${figure(this.recorded[now])} at step ${this.xs[now]!}`);
+    if (this.now >= 0) {
+      said.push(`used ${figure(this.recorded[this.now])} at step ${this.xs[this.now]!}`);
     }
     return said.length ? `${said.join('; ')}.` : 'No learning rate yet.';
   }

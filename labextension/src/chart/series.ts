@@ -6,23 +6,29 @@ export type Drawn = number | null | undefined;
 
 /** NaN and infinity become gaps. */
 export function gaps(values: ArrayLike<number>): Drawn[] {
-  return Array.from(values, value => (Number.isFinite(value) ? value : null));
+  const drawn = new Array<Drawn>(values.length);
+  for (let n = 0; n < values.length; n++) {
+    const value = values[n]!;
+    drawn[n] = Number.isFinite(value) ? value : null;
+  }
+  return drawn;
 }
 
 /** Trailing mean over up to `window` finite figures, shorter at the start; gaps stay gaps. */
 export function smooth(values: readonly Drawn[], window: number): Drawn[] {
-  const kept: number[] = [];
+  const kept = new Float64Array(values.length);
+  let count = 0;
   let total = 0;
   return values.map(value => {
     if (value == null) {
       return value;
     }
-    kept.push(value);
+    kept[count++] = value;
     total += value;
-    if (kept.length > window) {
-      total -= kept[kept.length - 1 - window]!;
+    if (count > window) {
+      total -= kept[count - 1 - window]!;
     }
-    return total / Math.min(kept.length, window);
+    return total / Math.min(count, window);
   });
 }
 
@@ -83,22 +89,29 @@ export function thin(count: number, limit: number): number[] {
   return Array.from({ length: limit }, (_, n) => Math.round((n * (count - 1)) / (limit - 1)));
 }
 
-/** Every value of two sorted lists once, sorted. */
+/** Every value of two rising lists once, rising. */
 export function union(a: ArrayLike<number>, b: ArrayLike<number>): number[] {
-  return [...new Set([...Array.from(a), ...Array.from(b)])].sort((x, y) => x - y);
+  const all: number[] = [];
+  for (let n = 0, m = 0; n < a.length || m < b.length;) {
+    const [x, y] = [a[n] ?? Infinity, b[m] ?? Infinity];
+    all.push(Math.min(x, y));
+    n += x <= y ? 1 : 0;
+    m += y <= x ? 1 : 0;
+  }
+  return all;
 }
 
-/** A column given at `from` brought to the places `to`; where it has none, `undefined`. */
+/** A column given at the rising `from`, brought to `to`, which holds them all and maybe more. */
 export function align(
   to: readonly number[],
   from: ArrayLike<number>,
   values: readonly Drawn[]
 ): Drawn[] {
   if (to.length === from.length) {
-    return [...values];
+    return values.slice();
   }
-  const found = new Map(Array.from(from, (at, n) => [at, values[n]] as const));
-  return to.map(at => found.get(at));
+  let n = 0;
+  return to.map(at => (from[n] === at ? values[n++] : undefined));
 }
 
 /** What a sorted line has at `at`, between its points by proportion; null outside of it. */

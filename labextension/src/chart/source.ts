@@ -48,6 +48,8 @@ export interface Prepared {
   /** How many figures of the run are in it, and the newest step. */
   points: number;
   lastStep: number | null;
+  /** The place that is read out while there is no cursor; -1: none. */
+  rest: number;
 }
 
 export interface Legend {
@@ -65,6 +67,10 @@ export interface Kind {
   readonly title: string;
   readonly height: number;
   readonly series: uPlot.Series[];
+  /** Whether it counts things: its axis has whole numbers only. */
+  readonly whole?: boolean;
+  /** Whether a figure of this column belongs to it. */
+  tells(column: string): boolean;
   prepare(width: number): Prepared;
   /** Draws what is no line, over the lines. */
   draw(plot: uPlot, theme: Theme): void;
@@ -74,4 +80,16 @@ export interface Kind {
   /** What the chart shows, in words. */
   describe(): string;
   table(): Table;
+}
+
+/**
+ * From the first to the last step of a run, the same for all charts of its past, so that they stand
+ * over each other. Half a step of room at both ends is for bars.
+ */
+export function stepRange({ steps, rounds }: Source): Range {
+  const ends = [steps, rounds].flatMap(table => {
+    const all = table.byStep().steps;
+    return all.length ? [all[0]!, all.at(-1)!] : [];
+  });
+  return ends.length ? [Math.min(...ends) - 0.5, Math.max(...ends) + 0.5] : [0.5, 1.5];
 }

@@ -58,7 +58,7 @@ async function load([script, style]: DataView[], hash: string): Promise<Program>
 /** Asks the kernel which program is its own; it sends along what the page lacks. */
 function ask(model: Model, ended: AbortSignal): Promise<Program> {
   const page = shared();
-  return new Promise((resolve, reject) => {
+  return new Promise(resolve => {
     const answer = (message: FromKernel, buffers: DataView[]) => {
       if (message.kind !== 'code') {
         return;
@@ -72,11 +72,11 @@ function ask(model: Model, ended: AbortSignal): Promise<Program> {
       }
       if (known) {
         model.off('msg:custom', answer);
-        known.then(resolve, (error: unknown) => {
+        known.catch(() => {
           page.programs.delete(hash);
           page.newest = null;
-          reject(error);
         });
+        resolve(known);
       }
     };
     model.on('msg:custom', answer);
