@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -127,6 +127,7 @@ class Checkpoint:
     resolved: Mapping[str, Any]
     has_weights: bool = True
     has_training_state: bool = True
+    resumable: Sequence[tuple[int, str]] = ()
 
 
 @dataclass

@@ -121,7 +121,15 @@ def _text(number: int, sample: int) -> dict[str, Any]:
     }
 
 
-def validate(run: Run, number: int, reward: float | None, *, complete: bool = True) -> None:
+def validate(
+    run: Run,
+    number: int,
+    reward: float | None,
+    *,
+    complete: bool = True,
+    samples: Sequence[tuple[str, float | None, str]] = (),
+) -> None:
+    """A validation round; ``samples`` are (task id, reward, reason) of its trajectories."""
     writer(run).commit_validation(
         {
             "step": number,
@@ -131,8 +139,19 @@ def validate(run: Run, number: int, reward: float | None, *, complete: bool = Tr
             "completed_samples": 50 if complete else 20,
             "expected_samples": 50,
             "seconds": 1.5,
-        }
+        },
+        [
+            {"task_id": task, "reward": value, "reason": reason, "status": "completed", "sample": n}
+            for n, (task, value, reason) in enumerate(samples)
+        ],
     )
+
+
+def scored(run: Run, number: int, scores: Sequence[float]) -> None:
+    """A complete round with one sample of each task, and a checkpoint at its step."""
+    samples = [(f"task {n:03d}", value, "ENV_DONE") for n, value in enumerate(scores)]
+    validate(run, number, sum(scores) / len(scores), samples=samples)
+    save(run, number)
 
 
 def save(run: Run, number: int, *, weights: bool = True, state: bool = True) -> str:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbtrain.plan.picking import Candidate, pick
 from nbtrain.training.cadence import checkpoint_due, validation_due
 from nbtrain.training.retention import Kept, sweep_checkpoints, sweep_training_states
 
@@ -45,21 +50,21 @@ kept = st.builds(
 )
 
 
-@given(st.lists(kept, max_size=12, unique_by=lambda c: c.step), st.data())
+@given(st.lists(kept, max_size=12, unique_by=lambda c: c.step), st.integers(1, 3), st.data())
 def test_the_delete_set_is_all_minus_everything_referenced(
-    checkpoints: list[Kept], data: st.DataObject
+    checkpoints: list[Kept], ties: int, data: st.DataObject
 ) -> None:
     referenced = set(
         data.draw(st.lists(st.sampled_from([c.checkpoint_id for c in checkpoints] or ["x"])))
     )
-    swept = set(sweep_training_states(checkpoints, referenced=referenced))
+    swept = set(sweep_training_states(checkpoints, referenced=referenced, ties=ties))
     holding = sorted((c for c in checkpoints if c.training_state), key=lambda c: c.step)
     scores = [c.held_out_reward for c in holding if c.held_out_reward is not None]
-    best = next((c for c in holding if scores and c.held_out_reward == max(scores)), None)
+    alike = [c for c in holding if scores and c.held_out_reward == max(scores)]
     for checkpoint in holding:
         must_stay = (
             checkpoint in holding[-2:]
-            or checkpoint == best
+            or checkpoint in alike[:ties]
             or checkpoint.pinned
             or checkpoint.checkpoint_id in referenced
         )
@@ -83,3 +88,50 @@ def test_whole_checkpoints_go_but_for_first_best_newest_and_pinned(
         )
         assert (checkpoint.checkpoint_id in swept) == (not stays)
     assert sweep_checkpoints(checkpoints, keep=None) == []
+
+
+def scored(step: int, scores: Sequence[float]) -> Kept:
+    """A checkpoint whose round read so much of each task."""
+    named = {str(n): value for n, value in enumerate(scores)}
+    reward = sum(scores) / len(scores)
+    return Kept(f"at {step}", step, training_state=True, held_out_reward=reward, scores=named)
+
+
+def test_what_ties_with_the_top_keeps_its_training_state() -> None:
+    saved = [
+        scored(0, [0.0] * 12),
+        scored(5, [1.0] * 9 + [0.0, 0.0, 1.0]),
+        scored(10, [1.0] * 9 + [0.0, 1.0, 0.0]),
+        scored(15, [1.0] * 9 + [0.0, 1.0, 1.0]),
+        scored(20, [0.0] * 12),
+        scored(25, [0.0] * 12),
+    ]
+    assert sweep_training_states(saved) == ["at 0"]
+    # bounded: the earliest of those that tie, and the top itself
+    assert sweep_training_states(saved, ties=1) == ["at 0", "at 10"]
+    # as a whole the first, the best, the top and the newest stay
+    assert sweep_checkpoints(saved, keep=1) == ["at 10", "at 20"]
+
+
+def test_the_best_of_a_run_that_learns_has_its_training_state_at_every_save() -> None:
+    """Also as the top rises and the checkpoint that was best no longer ties with it."""
+    random = np.random.default_rng(5)
+    harder = random.normal(0, 1.5, 50)
+    saved: list[Kept] = []
+    changed = 0
+    best = -1
+    for step in range(20):
+        right = random.random(50) < 1 / (1 + np.exp(-(harder + step / 5 - 1.5)))
+        saved.append(scored(step, right.astype(float).tolist()))
+        picked = pick([Candidate(c.step, c.held_out_reward or 0.0, c.scores) for c in saved])
+        assert picked is not None
+        assert saved[picked.best].training_state, step
+        changed += picked.best != best
+        best = picked.best
+        gone = set(sweep_training_states(saved))
+        saved = [
+            replace(c, training_state=c.training_state and c.checkpoint_id not in gone)
+            for c in saved
+        ]
+    assert changed > 3
+    assert sum(c.training_state for c in saved) <= 11

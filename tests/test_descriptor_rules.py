@@ -709,8 +709,10 @@ def test_what_must_stay_is_refused_with_both_values(
 
 
 def test_a_checkpoint_must_hold_what_is_asked_of_it(world: World) -> None:
-    bare = _saved(world, has_training_state=False)
-    assert "holds no training state" in the(world, {"kind": "run"}, parent=bare).message
+    bare = _saved(world, has_training_state=False, resumable=[(4, "ab" * 32)])
+    refused = the(world, {"kind": "run"}, parent=bare)
+    assert "holds no training state" in refused.message
+    assert "these hold training state: step 4 (abababababab)" in (refused.hint or "")
     assert plan(world, {"kind": "run"}, parent=bare, load_weights_only=True)
     empty = _saved(world, has_weights=False)
     assert "holds no weights" in the(world, {"kind": "run"}, parent=empty).message

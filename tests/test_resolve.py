@@ -846,7 +846,14 @@ def test_a_checkpoint_must_hold_what_is_asked_of_it(world: World, parent: Checkp
     problem = the(world.problems({}, parent=bare))
     assert "no training state" in problem.message
     assert problem.hint is not None
-    assert "load_weights_only" in problem.hint
+    assert "--weights-only" in problem.hint
+    assert "no checkpoint of its run holds training state" in problem.hint
+    held = [(step, digest(str(step))) for step in (2, 4, 8, 10, 14, 18, 20)]
+    some = world.save(plan, 12, has_training_state=False, resumable=held)
+    hint = the(world.problems({}, parent=some)).hint
+    assert hint is not None
+    assert f"step 8 ({digest('8')[:12]}), step 10 ({digest('10')[:12]})" in hint
+    assert hint.endswith(f"step 18 ({digest('18')[:12]}) and 2 others")
     assert world.plan({}, parent=bare, load_weights_only=True).start_step == 0
     empty = world.save(plan, 13, has_weights=False)
     assert "no weights" in the(world.problems({}, parent=empty)).message

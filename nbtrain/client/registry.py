@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ class ParentCheckpoint:
     has_weights: bool
     has_training_state: bool
     resolved: Mapping[str, Any]
+    resumable: Sequence[tuple[int, str]] = ()
 
 
 class ClientRegistry:
@@ -163,4 +164,10 @@ def parent_of(row: StoredCheckpoint, store: Store) -> ParentCheckpoint:
         has_weights=row.weights,
         has_training_state=row.training_state,
         resolved=store.run(row.run).resolved,
+        resumable=() if row.training_state else _resumable(row.run, store),
     )
+
+
+def _resumable(run_key: int, store: Store) -> tuple[tuple[int, str], ...]:
+    found = store.checkpoints(run_key)
+    return tuple((row.step, row.checkpoint_id) for row in found if row.training_state)

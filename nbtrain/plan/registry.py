@@ -227,6 +227,11 @@ class CheckpointInfo(Protocol):
         ...
 
     @property
+    def resumable(self) -> Sequence[tuple[int, str]]:
+        """Step and id of its run's checkpoints that hold training state, where it has none."""
+        ...
+
+    @property
     def resolved(self) -> Mapping[str, Any]:
         """The parent run's resolved plan, as ``ResolvedPlan.to_json`` wrote it."""
         ...

@@ -13,6 +13,7 @@ from nbtrain.plan.resolved import Setting
 from nbtrain.plan.statements import Statements
 
 # an adapter is loaded as it was saved; these decide its shape and scale
+_NAMED = 5  # checkpoints of a refusal, those nearest to the one that was meant
 _ADAPTER = ("lora_rank", "lora_alpha", "lora_target_modules")
 
 SAME_UPDATE = (
@@ -130,7 +131,7 @@ def _with_parent(
     short = parent.checkpoint_id[:12]
     if not only_weights and not parent.has_training_state and "load_weights_only" not in found.bad:
         message = f"parent_checkpoint_id: checkpoint {short} holds no training state to resume from"
-        hint = "load_weights_only: true starts from its weights with fresh training state"
+        hint = without_training_state(parent)
         where = found.references["parent_checkpoint_id"][0].where
         yield Problem("parent_checkpoint_id", message, parent.checkpoint_id, None, where, hint)
     before = parent.resolved["settings"].get("gpus", {"value": 1})["value"]  # older plans have none
@@ -152,6 +153,17 @@ def _with_parent(
                 f"{short}, saved with {show(before)}"
             )
             yield _refuse(found, settings[name], message, show(before), "Leave it out")
+
+
+def without_training_state(parent: CheckpointInfo) -> str:
+    """What to go on from instead of a checkpoint that holds weights alone."""
+    hint = "load_weights_only: true (--weights-only) starts from its weights with fresh state"
+    if not parent.resumable:
+        return f"{hint}; no checkpoint of its run holds training state"
+    near = sorted(parent.resumable, key=lambda held: abs(held[0] - parent.step_index))
+    told = ", ".join(f"step {step} ({ident[:12]})" for step, ident in sorted(near[:_NAMED]))
+    more = f" and {len(near) - _NAMED} others" if len(near) > _NAMED else ""
+    return f"{hint}; of its run, these hold training state: {told}{more}"
 
 
 def same_tasks(

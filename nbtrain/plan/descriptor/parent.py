@@ -10,6 +10,7 @@ from nbtrain.plan.descriptor.draft import Draft
 from nbtrain.plan.fields import check, plain, show
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.registry import CheckpointInfo
+from nbtrain.plan.rules import without_training_state
 
 _PARENT = "parent_checkpoint_id"
 # an adapter is loaded as it was saved; these decide its shape and scale
@@ -78,7 +79,7 @@ def refusals(draft: Draft, total: int) -> Iterator[Problem]:
     if draft.load_weights_only:
         return
     if not parent.has_training_state:
-        yield of_parent("holds no training state to resume from", only)
+        yield of_parent("holds no training state to resume from", without_training_state(parent))
         return
     yield from _kept(draft, _STATE, f"the training state of checkpoint {short}", only)
     dataset = draft.refs.dataset
