@@ -135,7 +135,7 @@ export class Checkpoints {
         const picked = item.id === this.picked;
         radio.checked = picked;
         mark(el, 'aria-selected', String(picked));
-        mark(radio, 'aria-label', `step ${item.step}`);
+        mark(radio, 'aria-label', `step ${item.step}, ${about(item)}`);
         mark(el, 'title', item.id);
         say(rank, item.rank === null ? '–' : String(item.rank));
         say(step, String(item.step));
@@ -148,4 +148,15 @@ export class Checkpoints {
       }
     };
   }
+}
+
+/** A checkpoint in words, for those who hear one row at a time. */
+function about({ rank, score, low, high, best, tie }: CheckpointRow): string {
+  const words = [
+    rank === null ? 'not ranked' : `rank ${rank}`,
+    score === null ? null : `${scored(score)} ${interval(low, high)}`.trim(),
+    best ? 'best' : null,
+    tie
+  ];
+  return words.filter(Boolean).join(', ');
 }

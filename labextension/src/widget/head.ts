@@ -21,7 +21,7 @@ export class Head {
   private readonly filled = h('div', { class: 'nbtrain-filled' });
   private readonly steps = h('span', { class: 'nbtrain-steps' });
   private readonly times = h('span', { class: 'nbtrain-muted' });
-  private readonly activity = h('div', { class: 'nbtrain-activity' });
+  private readonly activity = h('div', { class: 'nbtrain-muted' });
   private readonly counts = h('div', { class: 'nbtrain-muted' });
   private readonly movement = h('div');
   private readonly message = h('div', { class: 'nbtrain-message' });
@@ -44,9 +44,8 @@ export class Head {
         this.cancel.el
       ),
       this.subject,
-      this.headline,
+      h('div', { class: 'nbtrain-line' }, this.headline, this.activity),
       h('div', { class: 'nbtrain-line nbtrain-progress' }, this.bar, this.steps, this.times),
-      this.activity,
       this.message,
       this.movement,
       this.counts,

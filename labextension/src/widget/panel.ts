@@ -27,8 +27,9 @@ export class Panel {
     { class: 'nbtrain-muted' },
     'Asking the kernel for the run …'
   );
-  // One attribute of it disables everything that can be pressed or typed into
-  private readonly controls = h('fieldset', { class: 'nbtrain-all', hidden: true });
+  // One attribute of it disables everything that asks something of the kernel
+  private readonly controls = h('fieldset', { class: 'nbtrain-controls' });
+  private readonly all = h('div', { class: 'nbtrain-all', hidden: true }, this.controls);
   private readonly head: Head;
   private readonly figures = new Figures(step => {
     this.pickStep(step);
@@ -42,6 +43,8 @@ export class Panel {
   /** What waits to be drawn: updates that came since the last frame. */
   private pending: Brought[] = [];
   private frame = 0;
+  /** What had the focus when the kernel went silent. */
+  private focused: Element | null = null;
 
   constructor(
     private readonly model: Model,
@@ -57,14 +60,9 @@ export class Panel {
     });
     this.head = new Head(this.link);
     this.picked = new Picked(this.link);
-    this.controls.append(
-      this.head.el,
-      this.figures.el,
-      this.checkpoints.el,
-      this.picked.el,
-      ...this.sections.map(section => section.el)
-    );
-    this.root.append(this.alert, this.waiting, this.controls);
+    this.controls.append(this.head.el, this.figures.el, this.checkpoints.el, this.picked.el);
+    this.all.append(...this.sections.map(section => section.el));
+    this.root.append(this.alert, this.waiting, this.all);
     el.append(this.root);
     model.on(`change:${SELECTED}`, this.selectedChanged);
     this.link.hello();
@@ -100,7 +98,7 @@ export class Panel {
     this.frame = 0;
     this.pending = [];
     show(this.waiting, false);
-    show(this.controls, true);
+    show(this.all, true);
     const changed: Partial<State> = {};
     for (const brought of pending) {
       this.figures.update(brought);
@@ -153,7 +151,16 @@ export class Panel {
 
   private gone(gone: boolean): void {
     this.root.classList.toggle('nbtrain-gone', gone);
+    if (gone) {
+      this.focused = document.activeElement;
+    }
     this.controls.disabled = gone;
+    // What is disabled loses the focus
+    if (!gone && document.activeElement === document.body) {
+      if (this.focused instanceof HTMLElement && this.controls.contains(this.focused)) {
+        this.focused.focus({ preventScroll: true });
+      }
+    }
     const { head } = this.feed.state;
     const run = head ? (head.name ?? head.run_id) : 'NAME';
     sayOrHide(
