@@ -9,7 +9,7 @@ from typing import Any
 
 from nbtrain.plan.fields import as_python
 
-__all__ = ["as_cell"]
+__all__ = ["as_cell", "line_word", "yaml_text"]
 
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*(?: [\w./-]+)*", re.ASCII)
 # what some YAML reads as something else than text
@@ -64,8 +64,12 @@ def _word(flag: str, value: object) -> str:
     if not value or len(value.splitlines()) > 1 or value.splitlines() != [value]:
         msg = f"{flag} needs one line of text, found {value!r}"
         raise ValueError(msg)
-    text = f"${value}" if value.startswith("$") else value
-    if any(map(str.isspace, text)) or text[0] in "\"'#-":
+    return line_word(f"${value}" if value.startswith("$") else value)
+
+
+def line_word(text: str) -> str:
+    """One word of a magic's line that is taken as ``text``."""
+    if not text or any(map(str.isspace, text)) or text[0] in "\"'#-":
         return "'" + text.replace("'", "''") + "'"
     return text
 
@@ -74,7 +78,7 @@ def _mapping(mapping: Mapping[str, object], depth: int) -> Iterator[str]:
     lead = "  " * depth
     for key, value in mapping.items():
         value = as_python(_identified(value))
-        named = f"{lead}{_text(str(key), key=True)}:"
+        named = f"{lead}{yaml_text(str(key), key=True)}:"
         if isinstance(value, Mapping) and value:
             yield named
             yield from _mapping(value, depth + 1)
@@ -112,7 +116,7 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, str):
-        return _text(value)
+        return yaml_text(value)
     if isinstance(value, Mapping):
         inner = (f"{_quoted(str(key))}: {_scalar(item)}" for key, item in value.items())
         return "{" + ", ".join(inner) + "}"
@@ -130,7 +134,7 @@ def _number(value: float) -> str:
     return re.sub(r"e([-+])0(\d)", r"e\1\2", repr(value))
 
 
-def _text(text: str, *, key: bool = False) -> str:
+def yaml_text(text: str, *, key: bool = False) -> str:
     """Text, in quotes unless every reader of YAML takes it for the same text.
 
     A value that begins with a dollar gets a second one: else it could be the name of an object.

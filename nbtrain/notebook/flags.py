@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from nbtrain.notebook.line import Flag
 
-__all__ = ["NOT_YET", "TRAIN", "help_text"]
+__all__ = ["TRAIN", "help_text"]
 
 TRAIN = (
     Flag("--workload", "W", "what to train on: a name, an id or $object", "workload"),
@@ -29,16 +31,15 @@ TRAIN = (
     Flag("--new", None, "train again, even if a run of this name has the same plan"),
 )  # fmt: skip
 
-NOT_YET = (
-    "pause", "resume", "branch", "compare", "evaluate", "report", "doctor",
-)  # fmt: skip
-"""Subcommands of ``%train`` that are refused by name."""
-
 
 def help_text(flags: tuple[Flag, ...] = TRAIN) -> str:
     """The flags as lines of help."""
     names = [f"{flag.name} {flag.metavar}" if flag.metavar else flag.name for flag in flags]
     width = max(map(len, names)) + 2
-    return "\n".join(
-        f"    {name:<{width}}{flag.help}" for name, flag in zip(names, flags, strict=True)
-    )
+    lines = []
+    for name, flag in zip(names, flags, strict=True):
+        head = f"    {name:<{width}}"
+        lines.append(
+            textwrap.fill(flag.help, 100, initial_indent=head, subsequent_indent=" " * len(head))
+        )
+    return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -11,14 +12,16 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from nbtrain.client import Run, default_client
 from nbtrain.client.refusals import Detached
 from nbtrain.client.starting import started_before
-from nbtrain.errors import NbtrainError, PlanRefused, Refused
+from nbtrain.errors import NbtrainError, PlanRefused
 from nbtrain.notebook import live
 from nbtrain.notebook.cell import Cell, CellText, read_cell
-from nbtrain.notebook.commands import run_command, wrong_line
+from nbtrain.notebook.commands import run_command
 from nbtrain.notebook.dry_run import dry_run
 from nbtrain.notebook.flags import help_text
 from nbtrain.notebook.names import Names
 from nbtrain.notebook.refusals import CellError, CellRefused
+from nbtrain.notebook.verbs import overview
+from nbtrain.plan import small
 
 __all__ = ["TrainMagics"]
 
@@ -58,7 +61,7 @@ class TrainMagics(Magics):  # type: ignore[misc]
         except PlanRefused as error:
             raise plan.refusal(error) from None
         self._hand_over(run, plan.into)
-        shown = live.show(self.shell, run, notes)
+        shown = live.show(self.shell, run, notes, with_panel=True)
         if plan.wait:
             try:
                 run.wait()
@@ -81,6 +84,8 @@ class TrainMagics(Magics):  # type: ignore[misc]
     the name in ``%train options``; stated twice, it must be equal.
 
 {help_text()}
+
+    ``--small`` takes, of what is not stated, {small.in_words()}.
 
     Behind a blank, ``#`` begins a comment. The output below the cell follows the run and keeps
     the curve when the notebook is saved. ``%train list`` and ``%train watch RUN`` find a run again;
@@ -116,35 +121,11 @@ class TrainMagics(Magics):  # type: ignore[misc]
     @no_var_expand  # type: ignore[untyped-decorator]
     @line_magic("train")  # type: ignore[untyped-decorator]
     @_told_briefly
-    def train_line(self, line: str) -> Any:
-        """Look after runs.
-
-            %train list [--limit N]          runs, newest first
-            %train show RUN                  one look at a run
-            %train watch RUN                 an output that follows it
-            %train wait RUN [--timeout S]    the same, returning when the run is over
-            %train cancel RUN                stop it; its checkpoints stay
-            %train checkpoints RUN           its checkpoints with their held-out reward
-            %train diagnose RUN              why nothing seems to happen
-            %train options [MODEL]           every option of %%train; --method sft: those of a
-                                             supervised run
-            %train estimate RUN              what a run like this takes; %%train --dry-run
-                                             tells it of a plan that is not started
-            %train datasets [NAME]           registered datasets, or one and its first rows
-            %train models [NAME]             adapters that completed runs left
-            %train workloads [NAME]          what can be trained on
-            %train help                      this text
-
-        RUN is a name (its newest run), an id, a prefix of an id, ``$name`` of a Run, or ``_``;
-        without it (but for cancel) ``_`` is meant where that is a run, else the newest one. A
-        run is started by a cell that begins with ``%%train``; ``%%train?`` shows its help. In
-        Python, ``nbtrain.attach(RUN)`` is the run: ``.texts()`` shows what the model wrote,
-        ``.rewards``, ``.checkpoints`` and ``.trajectories`` are its tables.
-        """
+    def train_line(self, line: str) -> Any:  # noqa: D102 - given below
         text = CellText(line, "", "%train ")
-        try:
-            return run_command(self.shell, text)
-        except Refused as error:
-            if isinstance(error, CellRefused):
-                raise
-            raise wrong_line(text, list(error.problems)) from None
+        return run_command(self.shell, text)
+
+    train_line.__doc__ = f"""Look after runs.
+
+{textwrap.indent(overview(), "    ")}
+    """

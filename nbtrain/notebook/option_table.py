@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,18 +36,27 @@ class _Line:
 class OptionTable:
     """Shown as text and as an HTML table; ``client.training.list_options`` has the raw frame."""
 
-    def __init__(self, options: Sequence[OptionInfo], model: BaseModelInfo, mode: str) -> None:
+    def __init__(
+        self,
+        options: Sequence[OptionInfo],
+        model: BaseModelInfo,
+        mode: str,
+        only: Collection[str] = (),
+    ) -> None:
+        """``only`` narrows the table to the options of these names."""
         self._title = f"options of {model.slug}" + ("" if mode == "training" else f" ({mode})")
         self._groups: dict[str, list[_Line]] = {}
         for info in options:
+            if only and info.name not in only:
+                continue
             self._groups.setdefault(info.group, []).append(_line(info, model, mode))
 
     @classmethod
-    def supervised(cls, model: BaseModelInfo) -> OptionTable:
+    def supervised(cls, model: BaseModelInfo, only: Collection[str] = ()) -> OptionTable:
         """The options of ``%%train --method sft``; a descriptor's fields under flat names."""
         table = cls((), model, "sft")
         for field in fields_of("sft"):
-            if field.setting is not None:
+            if field.setting is not None and (not only or field.setting in only):
                 line = _field_line(field, model)
                 table._groups.setdefault(field.option.group, []).append(line)
         return table

@@ -1,0 +1,334 @@
+"""What each word of ``%train`` does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.client import Run, default_client
+from nbtrain.client.records import Checkpoint
+from nbtrain.errors import NbtrainError, NotFound, Problem, Refused
+from nbtrain.notebook import live
+from nbtrain.notebook.line import ParsedLine, Word
+from nbtrain.notebook.option_table import OptionTable
+from nbtrain.plan.descriptor.document import FLAT
+from nbtrain.plan.descriptor.table import METHODS
+from nbtrain.plan.fields import Mode
+from nbtrain.plan.listing import model_options
+from nbtrain.plan.options import OPTIONS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Action = Callable[[Any, list[Any], ParsedLine], Any]
+"""Called with the shell, the values of the words behind the verb, and the line."""
+
+_IDS = ["run_id", "checkpoint_id", "config_hash", "dataset_id", "model_id", "workload_id",
+        "bundle_id"]  # fmt: skip
+_OWN_ID = ["dataset_id", "bundle_id", "model_id", "workload_id", "run_id"]
+"""The column that identifies a row of a table: the first of these that it has."""
+_LOG_LINES = 40
+_TASKS = 8
+
+
+# Runs
+
+
+def find_run(ref: Any) -> Run:
+    """The run of a name, an id, a prefix or a Run."""
+    return default_client().training.runs.get(ref)
+
+
+def list_runs(_: Any, __: list[Any], line: ParsedLine) -> Any:
+    """The runs, newest first."""
+    limit = _whole(line, "--limit")
+    table = default_client().training.runs.list(limit).to_frame()
+    return _for_reading(table, ("name", "status", "completed_steps", "total_steps", "run_id"))
+
+
+def show(_: Any, refs: list[Any], __: ParsedLine) -> Any:
+    """The run itself: its repr is its summary."""
+    return find_run(refs[0])
+
+
+def watch(shell: Any, refs: list[Any], _: ParsedLine) -> None:
+    """An output that follows the run."""
+    live.show(shell, find_run(refs[0]), with_panel=True)
+
+
+def wait(shell: Any, refs: list[Any], line: ParsedLine) -> None:
+    """The same, until the run is over."""
+    timeout = _number(line, "--timeout")
+    run = find_run(refs[0])
+    shown = live.show(shell, run)
+    try:
+        run.wait(timeout)
+    finally:
+        live.poller.look_now(shown)
+
+
+def cancel(_: Any, refs: list[Any], __: ParsedLine) -> None:
+    """Ask the run to stop."""
+    run = find_run(refs[0])
+    if run.is_over:
+        print(f"{run.title} is over already: {run.status}")
+        return
+    run.cancel()
+    print(f"{run.title} was asked to stop; its checkpoints stay")
+    if refs[0] == run.name:
+        for other in default_client().training.runs.still_running(run.name, besides=run):
+            print(f"an older {other.title} is still running: %train cancel {other.id[:12]}")
+
+
+def attribute(name: str) -> Action:
+    """An action that shows an attribute of the run."""
+    return lambda _, refs, __: getattr(find_run(refs[0]), name)
+
+
+def diagnose(_: Any, refs: list[Any], __: ParsedLine) -> Any:
+    """Why nothing seems to happen."""
+    return find_run(refs[0]).diagnose()
+
+
+def texts(_: Any, refs: list[Any], line: ParsedLine) -> Any:
+    """What the model wrote in a step."""
+    return find_run(refs[0]).texts(step=_whole(line, "--step"))
+
+
+def log(_: Any, refs: list[Any], line: ParsedLine) -> None:
+    """The end of the job's log."""
+    lines = _whole(line, "--lines")
+    written: Any = find_run(refs[0]).log
+    shown = written.shown.rstrip("\n").split("\n")
+    print("\n".join(shown[-(_LOG_LINES if lines is None else max(1, lines)) :]))
+
+
+def estimate(_: Any, refs: list[Any], __: ParsedLine) -> Any:
+    """What a run like this takes."""
+    return default_client().training.estimate_of(refs[0])
+
+
+def annotate(_: Any, refs: list[Any], line: ParsedLine) -> None:
+    """Change the notes about a run."""
+    given = {"description": line.text("--description"), "config_name": line.text("--config-name")}
+    stated = {name: text for name, text in given.items() if text is not None}
+    if not stated:
+        told = "%train annotate needs --description TEXT or --config-name TEXT"
+        raise Refused([Problem("line", told, where=line.rest[0].where)])
+    run = default_client().training.runs.annotate(refs[0], **stated)
+    print(f"{run.title}: {', '.join(stated)} noted")
+
+
+def report(_: Any, refs: list[Any], line: ParsedLine) -> None:
+    """One HTML file about the run."""
+    run = find_run(refs[0])
+    called = re.sub(r"[^\w.-]+", "-", run.name or "").strip("-.") or run.id[:12]
+    path = _path(line, refs[1], 2) if len(refs) > 1 else f"{called}.html"
+    print(f"wrote {run.report(path)}")
+
+
+# Checkpoints
+
+
+def checkpoints(_: Any, refs: list[Any], __: ParsedLine) -> Any:
+    """The run's checkpoints, best first."""
+    from nbtrain.client.frames import frame
+    from nbtrain.client.picking import ranked
+
+    run = find_run(refs[0])
+    supervised = run.method == "sft"
+    score = "validation_loss" if supervised else "held_out_reward"
+    between = [] if supervised else ["held_out_low", "held_out_high", "ties_with"]
+    left_out = {"held_out_reward"} if supervised else {"validation_loss"}
+    if supervised:
+        left_out |= {"held_out_low", "held_out_high", "ties_with"}
+    columns = [name for name in Checkpoint.columns() if name not in left_out]
+    table = frame([c.to_row() for c in ranked(run)], Checkpoint.columns())[columns]
+    first = ("step_index", score, *between, "round_completed", "kind", "checkpoint_id")
+    return _for_reading(table, first)
+
+
+def sample(_: Any, refs: list[Any], line: ParsedLine) -> Any:
+    """What the checkpoint's model replies."""
+    settings: dict[str, Any] = {
+        "n": _whole(line, "--n"),
+        "temperature": _number(line, "--temperature"),
+        "max_tokens": _whole(line, "--max-tokens"),
+        "seed": _whole(line, "--seed"),
+    }
+    stated = {name: value for name, value in settings.items() if value is not None}
+    first, *more = refs[1:]
+    prompts = first if not more and not isinstance(first, str) else [first, *more]
+    return find_checkpoint(line.rest[1], refs[0]).generate(prompts, **stated)
+
+
+def export(_: Any, refs: list[Any], line: ParsedLine) -> None:
+    """A run's tables, or a checkpoint's adapter."""
+    found, folder = _run_or_checkpoint(refs[0]), _path(line, refs[1], 2)
+    form = line.values.get("--format")
+    if isinstance(found, Checkpoint):
+        if form is not None:
+            told = "--format is of a run's tables; a checkpoint is exported as its adapter"
+            raise Refused([Problem("--format", told, form.text, where=form.where)])
+        print(f"wrote the adapter of step {found.step_index:,} into {found.export(folder)}")
+        return
+    files = found.export(folder) if form is None else found.export(folder, form.text)
+    print(f"wrote {len(files)} files into {folder}: {', '.join(path.name for path in files)}")
+
+
+def compare(_: Any, refs: list[Any], line: ParsedLine) -> Any:
+    """Two checkpoints on the same tasks, or runs side by side."""
+    found = [_run_or_checkpoint(ref) for ref in refs]
+    words = line.rest[1:]
+    training = default_client().training
+    tasks = line.values.get("--tasks")
+    saved = [isinstance(thing, Checkpoint) for thing in found]
+    if not any(saved):
+        if tasks is not None:
+            told = "--tasks is of two checkpoints; runs are compared by what they recorded"
+            raise Refused([Problem("--tasks", told, tasks.text, where=tasks.where)])
+        return training.runs.compare(*found)
+    if not all(saved):
+        odd = words[saved.index(not saved[0])]
+        what = "a checkpoint" if saved[0] else "a run"
+        told = f"{words[0].text} is {what}, {odd.text} is not: like is compared with like"
+        raise Refused([Problem("line", told, found=odd.text, where=odd.where)])
+    if len(found) > 2:
+        told = f"two checkpoints are compared, found {len(found)}"
+        raise Refused([Problem("line", told, where=words[2].where)])
+    count = _whole(line, "--tasks")
+    return training.checkpoints.compare(*found, tasks=_TASKS if count is None else count)
+
+
+def find_checkpoint(word: Word, ref: Any) -> Checkpoint:
+    """The checkpoint of an id, a prefix or a Checkpoint; a run is told what is needed."""
+    if isinstance(ref, Run):
+        told = f"{ref.title} is a run, and one of its checkpoints is needed"
+        hint = "run.best() picks one, %train checkpoints lists them"
+        raise Refused([Problem("line", told, found=word.text, where=word.where, hint=hint)])
+    checkpoints = default_client().training.checkpoints
+    try:
+        return checkpoints.get(ref)
+    except NotFound:
+        if not isinstance(ref, str):
+            raise
+        try:
+            run = find_run(ref)
+        except NbtrainError:
+            run = None
+        if run is None:
+            raise
+        return find_checkpoint(word, run)
+
+
+def _run_or_checkpoint(ref: Any) -> Any:
+    """The run or the checkpoint that is meant; a name is always a run's."""
+    if isinstance(ref, Run | Checkpoint):
+        return ref
+    training = default_client().training
+    try:
+        return training.runs.get(ref)
+    except NotFound as error:
+        try:
+            return training.checkpoints.get(ref)
+        except NotFound:
+            msg = f"{error}; nor is it a checkpoint's id"
+            raise NotFound(msg) from None
+
+
+# What runs take and leave
+
+
+def options(_: Any, names: list[Any], line: ParsedLine) -> Any:
+    """Every option of a base model, or those that are named."""
+    client = default_client()
+    mode: Mode = "training"
+    if _choice(line, "--mode", ("training", "evaluation")) == "evaluation":
+        mode = "evaluation"
+    supervised = _choice(line, "--method", METHODS) == "sft"
+    table = FLAT if supervised else OPTIONS
+    only = [name for name in names if isinstance(name, str) and name in table]
+    models = [name for name in names if name not in only]
+    if len(models) > 1:
+        told = f"there is no option {models[1]}, and {models[0]} names the base model"
+        where = line.rest[1 + names.index(models[1])].where
+        raise Refused([Problem("line", told, models[1], where=where)])
+    given = models[0] if models else client.base_models.list()[0].slug
+    model = client.base_models.get(given)._model
+    if supervised:
+        return OptionTable.supervised(model, only)
+    return OptionTable(model_options(model, mode), model, mode, only)
+
+
+def listing(name: str, first: Sequence[str], one: str = "get", **how: Any) -> Action:
+    """An action that shows one registered thing, or the table of all.
+
+    ``name`` is the client's word for them, ``one`` its method that gives one.
+    """
+
+    def action(_: Any, refs: list[Any], __: ParsedLine) -> Any:
+        things = getattr(default_client(), name)
+        if refs and refs[0] != "list":
+            return getattr(things, one)(refs[0], **how)
+        return _for_reading(things.list().to_frame(), tuple(first))
+
+    return action
+
+
+def form(_: Any, __: list[Any], ___: ParsedLine) -> Any:
+    """The configuration form."""
+    import nbtrain
+
+    return nbtrain.panel()
+
+
+def _for_reading(table: pd.DataFrame, first: tuple[str, ...]) -> pd.DataFrame:
+    """The table with ``first`` in front, and ids cut to prefixes, which also stand for names."""
+    noted = "note" in table.columns
+    first = (first[0], "note", *first[1:]) if noted else first
+    rest = [name for name in table.columns if name not in first]
+    table = table[[*first, *rest]].copy()
+    for name in table.columns.intersection(_IDS):
+        table[name] = table[name].astype(object).str[:12]
+    own = next(iter(table.columns.intersection(_OWN_ID)), None)
+    for name in table.columns.intersection(["name"] if own else []):
+        table[name] = table[name].astype(object).fillna(table[own])
+    if noted:
+        from nbtrain.client.wide import WideFrame
+
+        return WideFrame(table)
+    return table
+
+
+def _path(line: ParsedLine, value: Any, at: int) -> Any:
+    if isinstance(value, str) or hasattr(value, "__fspath__"):
+        return value
+    word = line.rest[at]
+    raise Refused([Problem("line", f"{word.text} is no path", word.text, where=word.where)])
+
+
+def _choice(line: ParsedLine, flag: str, allowed: Sequence[str]) -> str | None:
+    word = line.values.get(flag)
+    if word is not None and word.text not in allowed:
+        told = f"{flag} is {word.text!r}"
+        raise Refused([Problem(flag, told, word.text, ", ".join(allowed), word.where)])
+    return None if word is None else word.text
+
+
+def _whole(line: ParsedLine, flag: str) -> int | None:
+    return None if (value := _number(line, flag, whole=True)) is None else int(value)
+
+
+def _number(line: ParsedLine, flag: str, *, whole: bool = False) -> float | None:
+    text = line.text(flag)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (whole and not value.is_integer()):
+        told = f"{flag} needs a {'whole ' if whole else ''}number, found {text!r}"
+        raise Refused([Problem(flag, told, text, "0 or more", line.values[flag].where)])
+    return value
