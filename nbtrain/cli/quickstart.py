@@ -12,6 +12,7 @@ from rich.table import Table
 
 from nbtrain.client import Client, Detached, Run
 from nbtrain.client.glance import first_and_last, number
+from nbtrain.errors import Refused, first_line
 
 __all__ = ["main"]
 
@@ -25,6 +26,7 @@ OPTIONS: dict[str, Any] = {
     "val_interval_steps": 10,
 }
 FURTHER_STEPS = 10
+REPORT = Path("nbtrain-quickstart.html")
 _PAUSE = 0.25  # seconds between two looks at the run
 
 
@@ -62,6 +64,7 @@ def main(console: Console | None = None, client: Client | None = None) -> None:
         console.print(note, style="dim", markup=False)
     follow(more, console)
     tell(more, console)
+    console.print(written(first), markup=False)
     console.print(closing(first), markup=False)
 
 
@@ -129,6 +132,14 @@ def tell(run: Run, console: Console) -> None:
             "best" if line.best else "",
         )
     console.print(table)
+
+
+def written(run: Run, path: Path = REPORT) -> str:
+    """Write the run's report into the current folder and say so, or why it could not be."""
+    try:
+        return f"Its report, to be opened in a browser: {run.report(path)}"
+    except (Refused, OSError) as error:
+        return f"No report was written: {first_line(error)}"
 
 
 def closing(run: Run) -> str:

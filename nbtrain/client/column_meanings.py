@@ -117,6 +117,7 @@ _MEANINGS = {
     "base_model_slug": "base model", "run_id": "run that saved it", "pinned": "kept for good",
     "validation_loss": "validation loss at its step, in nats per trained token",
     "ties_with": "step of the best checkpoint, where it may be equal to it",
+    "tie": "step of the best checkpoint, where the two may be equal",
     "held_out_low": "lower end of the 95% interval of the held-out reward",
     "held_out_high": "upper end of the 95% interval of the held-out reward",
     "name": "name of the check", "measured": "what was measured", "unit": "its unit",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Listing", "Pages", "Unreadable", "readable", "row_of"]
 
 _PAGE = 1000
+_SHOWN = 20
 
 
 T = TypeVar("T")
@@ -98,9 +99,21 @@ class Listing(Generic[T]):
         return frame(rows, dict.fromkeys([*(n for row in rows for n in row), *self._columns]))
 
     def __repr__(self) -> str:
-        shown = "\n".join(f"  {_line_of(item)}" for item in self.items[:20])
-        more = f"\n  … {len(self.items) - 20} more" if len(self.items) > 20 else ""
+        shown = "\n".join(f"  {_line_of(item)}" for item in self.items[:_SHOWN])
+        left = len(self.items) - _SHOWN
+        more = f"\n  … {left} more" if left > 0 else ""
         return f"{len(self.items)} items\n{shown}{more}" if self.items else "0 items"
+
+    def _repr_html_(self) -> str:
+        from nbtrain.report.listed import listed_html
+
+        rows = self._shown_rows(self.items[:_SHOWN])
+        names = dict.fromkeys([*(name for row in rows for name in row), *self._columns])
+        return listed_html(list(names), rows, len(self.items))
+
+    def _shown_rows(self, items: list[T]) -> list[dict[str, Any]]:
+        """The rows that a notebook shows."""
+        return [row_of(item) for item in items]
 
 
 class Pages(Generic[T]):

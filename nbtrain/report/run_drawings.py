@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nbtrain.report.drawing import Drawing, Line, draw_lines, draw_stack, smoothed
@@ -187,11 +188,12 @@ def _lengths(steps: Sequence[Step]) -> Drawing | None:
     known = [
         s for s in steps if s.get("tokens_min") is not None and s.get("tokens_max") is not None
     ]
-    line = Line(
-        "mean, with shortest and longest", means, 0, marked=True,
-        low=[(s["step"], s["tokens_min"]) for s in known],
-        high=[(s["step"], s["tokens_max"]) for s in known],
-    )  # fmt: skip
+    line = replace(
+        smoothed("mean", means)[-1],
+        label="mean, between shortest and longest",
+        low=[(step["step"], step["tokens_min"]) for step in known],
+        high=[(step["step"], step["tokens_max"]) for step in known],
+    )
     return draw_lines(
         "Length of trajectories", [line], told=_sentences(_moved("Mean length in tokens", means)),
         unit="output tokens", from_zero=True,
