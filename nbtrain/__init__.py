@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from nbtrain.client import Run as Run
     from nbtrain.client import attach as attach
     from nbtrain.client import workload as workload
+    from nbtrain.notebook.form import panel as panel
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Run", "__version__", "attach", "rewards", "workload"]
+__all__ = ["Client", "Run", "__version__", "attach", "panel", "rewards", "workload"]
 
 _LAZY = {
     "Client": "nbtrain.client",
     "Run": "nbtrain.client",
     "attach": "nbtrain.client",
+    "panel": "nbtrain.notebook.form",
     "workload": "nbtrain.client",
 }
 

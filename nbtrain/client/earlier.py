@@ -10,7 +10,10 @@ from nbtrain.client.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["EarlierRuns"]
+    from nbtrain.client.client import Client
+    from nbtrain.client.resolved import ResolvedView
+
+__all__ = ["EarlierRuns", "trained_before"]
 
 _COLUMNS = (
     *("run_id", "name", "status", "completed_steps", "total_steps", "validation_step"),
@@ -41,6 +44,13 @@ class EarlierRuns(Listing[Run]):
         lines = [f"{count} earlier run{'s' if count > 1 else ''} of this recipe"]
         lines += [f"  {_told(_row(run))}" for run in self.items[:20]]
         return "\n".join([*lines, f"  … {count - 20} more"] if count > 20 else lines)
+
+
+def trained_before(client: Client, view: ResolvedView) -> EarlierRuns:
+    """Runs of the recipe of a plan that is not started yet, newest first."""
+    store = client._parts.store
+    rows = store.runs(config_hash=view.config_hash, texts=False)
+    return EarlierRuns([Run(store, row) for row in rows])
 
 
 def _row(run: Run) -> dict[str, Any]:

@@ -33,12 +33,18 @@ poller = Poller()
 
 
 class LiveSummary:
-    """One displayed output, with a display id of its own; every change replaces it in place."""
+    """One displayed output, with a display id of its own; every change replaces it in place.
 
-    def __init__(self, publisher: Any, run: Run, notes: tuple[str, ...] = ()) -> None:
+    ``place`` is the display id of an output that is there already and becomes the summary.
+    """
+
+    def __init__(
+        self, publisher: Any, run: Run, notes: tuple[str, ...] = (), place: str | None = None
+    ) -> None:
         self.run = run
         self._publisher = publisher
-        self._id = f"nbtrain-{uuid.uuid4().hex}"
+        self._there = place is not None
+        self._id = place or f"nbtrain-{uuid.uuid4().hex}"
         self._glance = run.glance()
         self._notes = notes
         self._lock = threading.Lock()
@@ -49,7 +55,7 @@ class LiveSummary:
         """Show it for the first time; drawing is left to later looks, so that a cell returns."""
         with self._lock:
             self._shown = self._bundle()
-            self._publish(update=False)
+            self._publish(update=self._there)
 
     def look(self) -> tuple[bool, bool]:
         """Bring the output up to date; whether it changed and whether the run is over."""
