@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import AutoPeftModelForCausalLM, get_peft_model_state_dict
 from safetensors.numpy import load_file
 
 import nbtrain
@@ -248,3 +249,45 @@ def test_older_adapters_are_kept_only_where_they_score_something(
 
 def spread(completion: str, task: dict[str, Any]) -> float:
     return len(completion) / 100
+
+
+def test_the_best_of_a_real_run_goes_on_and_is_exported(home: Path, tmp_path: Path) -> None:
+    made = nbtrain.workload(
+        "picked", tasks=TASKS, rewards=[spread], base_model="nbtrain/tiny", held_out=0.3
+    )
+    options = OPTIONS | {
+        "num_steps": 14, "checkpoint_interval_steps": 1, "val_interval_steps": 1,
+        "val_num_tasks": 6,
+    }  # fmt: skip
+    client = Client()
+    run = client.training.create(bench_id=made.id, options=options)
+    run.wait(timeout=240)
+    saved = run.checkpoint_list()
+    assert len(saved) == 15
+    rounds = run.validation
+    assert (rounds["low"] <= rounds["held_out_reward"]).all()
+    assert (rounds["held_out_reward"] <= rounds["high"]).all()
+    assert (rounds["low"] < rounds["high"]).any()
+
+    best = run.best()
+    assert best.has_training_state
+    assert best.step_index == min(c.step_index for c in saved if c == best or c.ties_with is not None)
+    plan = client.training.resolve(options={"num_steps": 1}, parent_checkpoint_id=best).plan
+    assert plan.start_step == best.step_index
+    bare = [c for c in saved if not c.has_training_state]
+    holding = [c for c in saved if c.has_training_state]
+    assert len(bare) >= 4
+    with pytest.raises(PlanRefused, match="holds no training state") as refused:
+        client.training.resolve(options={"num_steps": 1}, parent_checkpoint_id=bare[0])
+    told = str(refused.value)
+    assert "--weights-only" in told
+    near = min(holding, key=lambda c: abs(c.step_index - bare[0].step_index))
+    assert f"step {near.step_index} ({near.checkpoint_id[:12]})" in told
+
+    folder = bare[0].export(tmp_path / "adapter")
+    model = AutoPeftModelForCausalLM.from_pretrained(folder)
+    loaded = get_peft_model_state_dict(model)
+    written = load_file(Path(bare[0].path) / "adapter_model.safetensors")
+    assert loaded.keys() == written.keys()
+    assert all((loaded[name].numpy() == written[name]).all() for name in written)
+    assert any(written[name].any() for name in written if "lora_B" in name)
