@@ -10,7 +10,6 @@ import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 
 const here = fileURLToPath(new URL('.', import.meta.url));
-const minify = process.argv.includes('--minify');
 
 /** SHA-256 over path and content of everything that decides what comes out. */
 function sourcesHash() {
@@ -37,7 +36,7 @@ await build({
   target: 'es2022',
   charset: 'utf8',
   legalComments: 'none',
-  minify,
+  minify: true,
   banner: { js: says, css: says },
   logLevel: 'info'
 });
