@@ -171,9 +171,7 @@ def test_cancel_asks_once_and_leaves_an_ended_run_alone(client: Client, run: Run
     assert not stored.store_of(client).commands(over._key)
 
 
-@pytest.mark.parametrize(
-    "name", ["pause", "resume", "branch", "evaluate", "report", "export", "panel"]
-)
+@pytest.mark.parametrize("name", ["pause", "resume", "branch", "evaluate"])
 def test_what_comes_later_is_refused_by_name(run: Run, name: str) -> None:
     with pytest.raises(NotBuiltYet, match=rf"Run\.{name} is not built yet"):
         getattr(run, name)()
@@ -221,7 +219,7 @@ def test_texts_show_what_the_model_wrote(run: Run) -> None:
 def test_what_is_refused_by_name_is_not_offered(run: Run) -> None:
     offered = dir(run)
     assert {"best", "texts", "wait", "cancel"} <= set(offered)
-    assert not {"pause", "branch", "export"} & set(offered)
+    assert not {"pause", "branch", "evaluate"} & set(offered)
 
 
 def test_a_refusal_says_a_thing_once_and_names_the_way(run: Run) -> None:
