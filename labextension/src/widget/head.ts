@@ -126,7 +126,10 @@ class Cancel {
     this.action = new ActionButton(link, {
       label: 'Yes, cancel',
       action: 'cancel',
-      args: () => ({})
+      args: () => ({}),
+      done: () => {
+        this.asking(false);
+      }
     });
     this.action.button.classList.add('nbtrain-danger');
     this.question = h(
@@ -155,8 +158,11 @@ class Cancel {
   }
 
   private asking(asking: boolean): void {
+    const focused = this.el.contains(document.activeElement);
     show(this.question, asking);
     show(this.ask, !asking);
-    (asking ? this.not : this.ask).focus();
+    if (focused) {
+      (asking ? this.not : this.ask).focus();
+    }
   }
 }

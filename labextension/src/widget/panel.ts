@@ -20,7 +20,11 @@ const SELECTED = 'selected_id';
 export class Panel {
   private readonly link: Link;
   private readonly feed = new Feed();
-  private readonly root = h('div', { class: 'nbtrain-panel' });
+  // Without the attribute, Lab takes Enter and the arrow keys for the notebook around
+  private readonly root = h('div', {
+    class: 'nbtrain-panel',
+    'data-lm-suppress-shortcuts': 'true'
+  });
   private readonly alert = h('div', { class: 'nbtrain-alert', role: 'alert', hidden: true });
   private readonly waiting = h(
     'div',
@@ -162,7 +166,8 @@ export class Panel {
       }
     }
     const { head } = this.feed.state;
-    const run = head ? (head.name ?? head.run_id) : 'NAME';
+    const known = this.model.get('run_name');
+    const run = head?.name ?? head?.run_id ?? (typeof known === 'string' && known ? known : 'NAME');
     sayOrHide(
       this.alert,
       gone

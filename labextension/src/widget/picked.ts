@@ -119,7 +119,6 @@ export class Picked {
     const next = to === undefined ? undefined : there[to % there.length];
     if (next) {
       event.preventDefault();
-      event.stopPropagation();
       this.turn(next.tab.action);
       next.button.focus();
     }
@@ -190,8 +189,6 @@ function tryTab(link: Link, picked: () => CheckpointRow | null): Tab {
   };
   const button = new ActionButton(link, does);
   prompt.addEventListener('keydown', event => {
-    // Lab runs the cell on these keys
-    event.stopPropagation();
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       button.go();
@@ -226,6 +223,10 @@ function brief(text: string): string {
 
 function resumeTab(link: Link, picked: () => string): Tab {
   const steps = count(100, null);
+  let chosen = false;
+  steps.addEventListener('input', () => {
+    chosen = true;
+  });
   const name = h('input', { type: 'text', placeholder: 'optional', spellcheck: 'false' });
   const weightsOnly = h('input', { type: 'checkbox' });
   const lacking = h('div', { class: 'nbtrain-muted' });
@@ -285,6 +286,11 @@ function resumeTab(link: Link, picked: () => string): Tab {
     el: h('div', { class: 'nbtrain-pane' }, lacking, controls, follow),
     update: (item, state) => {
       row = item;
+      // As many again as this run was to do, until somebody says otherwise
+      const again = state.progress ? state.progress.total - state.progress.start : 0;
+      if (!chosen && again > 0) {
+        steps.value = String(again);
+      }
       mayFollow = state.actions?.follow ?? false;
       show(controls, item.can_resume || item.has_weights);
       sayOrHide(lacking, lackingWords(item));

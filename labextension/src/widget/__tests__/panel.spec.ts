@@ -434,14 +434,28 @@ describe('actions', () => {
     expect(said.dataset.severity).toBe('problem');
   });
 
+  it('offers as many further steps as the run had, until somebody chooses', () => {
+    button('Resume').click();
+    const steps = find<HTMLInputElement>('.nbtrain-pane:not([hidden]) input[type=number]');
+    expect(steps.value).toBe('40');
+    type(steps, '7');
+    show({ checkpoints: [checkpoint(40)] });
+    expect(steps.value).toBe('7');
+  });
+
   it('asks before it cancels', () => {
+    button('Cancel run').focus();
     button('Cancel run').click();
     expect(document.activeElement?.textContent).toBe('Keep running');
     button('Keep running').click();
+    expect(document.activeElement?.textContent).toBe('Cancel run');
     expect(model.of('do')).toHaveLength(0);
     button('Cancel run').click();
     button('Yes, cancel').click();
     expect(lastDo().action).toBe('cancel');
+    model.hear({ kind: 'done', id: lastDo().id, ok: true, said: 'asked to stop' });
+    expect(hasButton('Yes, cancel')).toBe(false);
+    expect(find('.nbtrain-head').textContent).toContain('asked to stop');
   });
 
   it('turns the tabs by keys', () => {
@@ -524,8 +538,9 @@ describe('the kernel', () => {
   });
 
   it('may be gone before it said anything', () => {
+    model.set('run_name', "it's");
     seconds(11);
-    expect(text('[role=alert]')).toContain("nbtrain.attach('NAME').panel()");
+    expect(text('[role=alert]')).toContain('nbtrain.attach("it\'s").panel()');
   });
 });
 
