@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stored import row_of, writer
+from stored import OPTIONS, host, row_of, store_of, writer
 
 from nbtrain.catalog import tokenizer_digest
-from nbtrain.client import Run
+from nbtrain.client import Client, Run
 from nbtrain.client.records import Checkpoint
 from nbtrain.plan.resolved import ResolvedPlan
+from nbtrain.store import new_id
 from nbtrain.training import checkpoints
 from nbtrain.training.adapted import AdaptedModel, attach_adapter, load_tokenizer
 from nbtrain.training.base_weights import load_base
@@ -84,6 +85,17 @@ def save(run: Run, step: int, *, seed: int = 0, scale: float = 0.05, **more: Any
         }
     )
     return next(c for c in run.checkpoint_list() if c.checkpoint_id == saved.checkpoint_id)
+
+
+def run_on(client: Client, workload_id: str, **options: Any) -> Run:
+    """A run on a workload, as :func:`stored.create` makes one."""
+    view = client.training.resolve(
+        options={**OPTIONS, **options}, bench_id=workload_id, base_model_slug="nbtrain/tiny"
+    )
+    store = store_of(client)
+    row = store.create_run(new_id(), plan={}, resolved=view.plan)
+    host(store, row.key, 1)
+    return Run(store, row)
 
 
 @cache
