@@ -15,6 +15,7 @@ from nbtrain.client.run import Run
 if TYPE_CHECKING:
     from nbtrain.client.bundles import Bundles
     from nbtrain.client.datasets import Datasets
+    from nbtrain.client.known import Known
     from nbtrain.client.models import Models
     from nbtrain.client.training import Training
     from nbtrain.client.workloads import Workloads
@@ -73,6 +74,13 @@ class Client:
         from nbtrain.client.models import Models
 
         return Models(self._parts)
+
+    @cached_property
+    def known(self) -> Known:
+        """What can be named, for completion."""
+        from nbtrain.client.known import Known
+
+        return Known(self._parts)
 
     @cached_property
     def base_models(self) -> BaseModels:

@@ -85,8 +85,7 @@ class DatasetRegistry:
         if row is None and ref in self._samples:
             return self.register(ref, self._samples[ref]())
         if row is None:
-            known = dict.fromkeys([*self._store.aliases("dataset"), *self._samples])
-            raise unknown(ref, "dataset", known)
+            raise unknown(ref, "dataset", self.names())
         names = self._store.aliases("dataset")
         name = ref if ref in names else _name_of(row["dataset_id"], names)
         found = load_dataset(self._folder(row["dataset_id"]), name)
@@ -94,6 +93,10 @@ class DatasetRegistry:
             msg = f"the dataset in {found.folder} is not the one that was registered; "
             raise NotFound(msg + "register it again")
         return found
+
+    def names(self) -> list[str]:
+        """Every name that :meth:`get` knows, the one moved last first, samples last."""
+        return list(dict.fromkeys([*self._store.aliases("dataset"), *self._samples]))
 
     def list(self) -> list[Dataset]:
         """Every dataset whose files are there, the one registered first last."""

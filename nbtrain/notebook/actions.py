@@ -198,7 +198,9 @@ def compare(_: Any, refs: list[Any], line: ParsedLine) -> Any:
         told = f"two checkpoints are compared, found {len(found)}"
         raise Refused([Problem("line", told, where=words[2].where)])
     count = _whole(line, "--tasks")
-    return training.checkpoints.compare(*found, tasks=_TASKS if count is None else count)
+    first, second = found
+    tried = _TASKS if count is None else count
+    return training.checkpoints.compare(first, second, tasks=tried)
 
 
 def find_checkpoint(word: Word, ref: Any) -> Checkpoint:
