@@ -249,7 +249,10 @@ class Form:
         }  # fmt: skip
         self._button: dict[str, widgets.Button] = {}
         for name, (style, tip, act) in told.items():
-            button = widgets.Button(description=name, button_style=style, tooltip=tip)
+            button = widgets.Button(
+                description=name, button_style=style, tooltip=tip,
+                layout=widgets.Layout(width="auto"),
+            )  # fmt: skip
             button.on_click(lambda _, act=act: self._do(act))
             answered(button)
             self._button[name] = button

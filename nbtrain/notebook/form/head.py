@@ -30,6 +30,7 @@ _HELP = {
     "small": "A first look: smaller values for what is not stated.",
     "smoke": "Learn the first rows by heart and tell whether that worked.",
 }
+_LABEL = "118px"
 _LABELS = {"weights_only": "weights only", "small": "small", "smoke": "smoke check"}
 _CALLED = {"parent": "from checkpoint", "name": "run name"}
 
@@ -41,6 +42,7 @@ class Head:
         def text(name: str) -> str:
             return draft.head.get(name, "")
 
+        inputs = inputs.narrow(_LABEL)
         self._pairs: dict[str, Pair] = {
             "method": inputs.pick("method", [(m, m) for m in METHODS], text("method"),
                                   _HELP["method"]),
@@ -82,7 +84,7 @@ class Head:
         if shown != self._shown:
             self._shown = shown
             self.grid.children = cells(self._pairs[name] for name in shown)
-        told = _meant(outcome.view.plan if outcome.view else None, outcome.method)
+        told = _meant(outcome.nearest, outcome.method)
         for name in shown:
             pair, problems = self._pairs[name], outcome.beside.get(name, ())
             value = "" if problems else told.get(name, "")

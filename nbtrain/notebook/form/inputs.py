@@ -43,14 +43,18 @@ class Pair:
 class Inputs:
     """Makes the inputs of one form. ``watch`` is told of every change that a person makes."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, label: str = _LABEL) -> None:
         self._watch = watch
         self._wide = widgets.Layout(width="auto", margin="1px 4px")
-        self._text_style = TextStyle(description_width=_LABEL)
-        self._style = DescriptionStyle(description_width=_LABEL)
-        self._check_style = CheckboxStyle(description_width=_LABEL)
+        self._text_style = TextStyle(description_width=label)
+        self._style = DescriptionStyle(description_width=label)
+        self._check_style = CheckboxStyle(description_width=label)
         self._html_style = HTMLStyle()
         self._beside = widgets.Layout(width="auto", margin="1px 4px")
+
+    def narrow(self, label: str) -> Inputs:
+        """The same with another width of the labels."""
+        return Inputs(self._watch, label)
 
     def of(self, entry: Entry, words: Sequence[str] | None, text: str) -> Pair:
         """The field of an option; ``words`` can be picked, ``None`` where anything is typed."""

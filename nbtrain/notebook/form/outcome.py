@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbtrain.client.earlier import trained_before
 from nbtrain.errors import NbtrainError, PlanRefused, Problem, Refused
@@ -17,7 +17,7 @@ from nbtrain.plan.options import OPTIONS
 if TYPE_CHECKING:
     from nbtrain.client import Client, Run
     from nbtrain.client.resolved import ResolvedView
-    from nbtrain.plan.resolved import Setting
+    from nbtrain.plan.resolved import ResolvedPlan
 
 __all__ = ["Outcome", "come_to"]
 
@@ -26,15 +26,15 @@ __all__ = ["Outcome", "come_to"]
 class Outcome:
     """One resolving of a draft.
 
-    ``settings`` are those of the plan; where it is refused, those that it would have without what
-    is refused, as far as that can be told. ``beside`` has the problems by the field that shows
-    them, ``general`` those that belong to none.
+    ``nearest`` is the plan; where it is refused, what it would be without what is refused, as far
+    as that can be told. ``beside`` has the problems by the field that shows them, ``general``
+    those that belong to none.
     """
 
     method: str
     view: ResolvedView | None = None
     refusal: Refused | None = None
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    nearest: ResolvedPlan | None = None
     beside: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
     general: tuple[Problem, ...] = ()
     expected: tuple[str, ...] = ()
@@ -53,15 +53,15 @@ def come_to(client: Client, draft: Draft) -> Outcome:
         view = _resolve(client, draft, method)
     except Refused as refusal:
         beside, general = placed(refusal.problems, method)
-        settings = _without(client, draft, method, frozenset(beside))
-        return Outcome(method, None, refusal, settings, beside, general)
+        nearest = _without(client, draft, method, frozenset(beside))
+        return Outcome(method, None, refusal, nearest, beside, general)
     except NbtrainError as error:  # such as a store that cannot be read
         told = Problem("plan", str(error))
         return Outcome(method, None, PlanRefused([told]), general=(told,))
     return Outcome(
         method,
         view,
-        settings=view.plan.settings,
+        nearest=view.plan,
         expected=_expected(view),
         earlier=tuple(trained_before(client, view)),
     )
@@ -91,11 +91,11 @@ def _resolve(
 
 def _without(
     client: Client, draft: Draft, method: str, refused: frozenset[str]
-) -> Mapping[str, Setting]:
+) -> ResolvedPlan | None:
     try:
-        return _resolve(client, draft, method, refused).plan.settings
+        return _resolve(client, draft, method, refused).plan
     except NbtrainError:
-        return {}
+        return None
 
 
 def placed(
@@ -122,9 +122,9 @@ def _expected(view: ResolvedView) -> tuple[str, ...]:
     return (*told, *view.notes)
 
 
-def told_value(settings: Mapping[str, Any], name: str) -> str | None:
+def told_value(plan: ResolvedPlan | None, name: str) -> str | None:
     """``1,024 · computed`` and the setting's note; ``None`` where the plan does not tell it."""
-    setting = settings.get(name)
+    setting = None if plan is None else plan.settings.get(name)
     if setting is None:
         return None
     note = f" ({setting.note})" if setting.note else ""

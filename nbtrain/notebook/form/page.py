@@ -28,7 +28,7 @@ STYLE = """<style>
 .nbtrain-form .nbtrain-muted {color: var(--jp-ui-font-color2, gray); font-size: 12px}
 .nbtrain-form .nbtrain-refused {color: var(--jp-error-color0, #b3261e); font-weight: 600}
 .nbtrain-form .nbtrain-bad input, .nbtrain-form .nbtrain-bad select
-  {outline: 2px solid var(--jp-error-color1, #b3261e)}
+  {box-shadow: inset 0 0 0 1px var(--jp-error-color1, #b3261e)}
 .nbtrain-form .nbtrain-value {font-variant-numeric: tabular-nums}
 .nbtrain-form .nbtrain-group button {text-align: left; width: 100%; font-weight: 600}
 .nbtrain-form ul {margin: 2px 0; padding-left: 18px}
@@ -39,7 +39,7 @@ STYLE = """<style>
 
 _WIDE, _HIGH, _LEFT, _TOP, _BOTTOM = 340, 96, 4, 16, 18
 _POINTS = 160
-_SENTENCE = re.compile(r"(.+?[.;:])(\s|$)")
+_SENTENCE = re.compile(r"(.+?\.)(\s|$)")
 
 
 def note(
@@ -51,7 +51,7 @@ def note(
 ) -> str:
     """What stands beside a field: its value and origin, bounds, help, and what is refused."""
     problems = outcome.beside.get(entry.name, ())
-    value = None if problems else told_value(outcome.settings, entry.name)
+    value = None if problems else told_value(outcome.nearest, entry.name)
     if value is None:
         value = "stated" if stated else entry.unstated()
     elif stated and entry.option.compute is None and "stated" in value:
