@@ -12,7 +12,7 @@ export class Checkpoints {
   private readonly scoreName = h('th', { scope: 'col' });
   private readonly body = h('tbody');
   private readonly table: HTMLElement;
-  private readonly none = h('div', { class: 'nbtrain-muted' }, 'No checkpoint yet.');
+  private readonly none = h('div', { class: 'nbtrain-muted' }, 'None.');
   private readonly unranked = h('div', { class: 'nbtrain-muted' });
   private readonly more = button(
     '',

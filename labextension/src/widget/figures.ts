@@ -1,7 +1,7 @@
 import { Charts } from '../chart/index';
-import type { Shown } from '../chart/index';
+import type { ChartKind, Shown } from '../chart/index';
 import type { State } from '../protocol';
-import { h, sayOrHide } from './dom';
+import { h, sayOrHide, show } from './dom';
 import type { Brought } from './feed';
 import { listed } from './words';
 
@@ -10,12 +10,16 @@ export class Figures {
   readonly el = h('section', { class: 'nbtrain-section nbtrain-figures' });
   private readonly title = h('h4', { class: 'nbtrain-aloud' }, 'Charts');
   private readonly notFinite = h('div', { class: 'nbtrain-muted' });
-  private readonly hosts = h('div', { class: 'nbtrain-charts' });
+  private readonly none = h('div', { class: 'nbtrain-muted' }, 'No step has ended yet.');
+  private readonly place = h('div', { class: 'nbtrain-charts' });
+  private hosts = new Map<ChartKind, HTMLElement>();
+  /** What there is to draw, as far as it has come. */
+  private there = { steps: false, rounds: false, plan: false };
   private charts: Charts | null = null;
   private supervised: boolean | null = null;
 
   constructor(private readonly pickStep: (step: number) => void) {
-    this.el.append(this.title, this.hosts, this.notFinite);
+    this.el.append(this.title, this.none, this.place, this.notFinite);
   }
 
   update({ changed, tables, everything }: Brought): void {
@@ -24,14 +28,20 @@ export class Figures {
     } else if (everything) {
       this.charts?.clear();
     }
+    if (everything) {
+      this.there = { steps: false, rounds: false, plan: false };
+    }
     for (const { name, columns, values } of tables) {
       this.charts?.update(name, columns, values);
+      this.there[name] ||= Boolean(values[0]?.length);
+    }
+    if (changed.schedule) {
+      this.there.plan = changed.schedule.steps.length > 0;
     }
     const shown = shownOf(changed);
     if (Object.keys(shown).length > 0) {
       this.charts?.show(shown);
     }
-    this.charts?.flush();
     if (changed.not_finite) {
       sayOrHide(this.notFinite, notFiniteWords(changed.not_finite));
     }
@@ -41,6 +51,17 @@ export class Figures {
     this.charts?.show({ picked: step });
   }
 
+  /** Draws what came; a chart without anything in it is left out. */
+  draw(): void {
+    const { steps, rounds, plan } = this.there;
+    const filled = { curve: steps || rounds, outcomes: steps, rate: steps || plan };
+    this.hosts.forEach((host, kind) => {
+      show(host, filled[kind]);
+    });
+    show(this.none, !filled.curve);
+    this.charts?.flush();
+  }
+
   close(): void {
     this.charts?.destroy();
     this.charts = null;
@@ -48,15 +69,12 @@ export class Figures {
 
   private start(supervised: boolean): void {
     this.charts?.destroy();
-    this.hosts.replaceChildren();
     this.supervised = supervised;
     this.charts = new Charts({ supervised, onPick: this.pickStep });
-    const kinds = supervised
-      ? (['curve', 'rate'] as const)
-      : (['curve', 'outcomes', 'rate'] as const);
-    for (const kind of kinds) {
-      const host = h('div', { class: `nbtrain-chart nbtrain-chart-${kind}` });
-      this.hosts.append(host);
+    const kinds: ChartKind[] = supervised ? ['curve', 'rate'] : ['curve', 'outcomes', 'rate'];
+    this.hosts = new Map(kinds.map(kind => [kind, h('div')]));
+    this.place.replaceChildren(...this.hosts.values());
+    for (const [kind, host] of this.hosts) {
       this.charts.mount(host, kind);
     }
   }

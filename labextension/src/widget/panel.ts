@@ -118,6 +118,7 @@ export class Panel {
     if (changed.checkpoints || changed.actions) {
       this.showPicked();
     }
+    this.figures.draw();
     this.sections.forEach(section => {
       section.update(changed);
     });

@@ -9,7 +9,7 @@ export class Trajectories {
   private readonly title = h('summary', {}, 'Trajectories');
   private readonly best = new Side('Best');
   private readonly worst = new Side('Worst');
-  private readonly none = h('div', { class: 'nbtrain-muted' }, 'None yet.');
+  private readonly none = h('div', { class: 'nbtrain-muted' }, 'None.');
 
   constructor() {
     this.el.append(

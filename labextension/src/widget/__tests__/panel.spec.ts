@@ -148,6 +148,22 @@ describe('the conversation', () => {
     expect(find('[data-chart=curve]').dataset.points).toBe('3');
   });
 
+  it('shows no empty chart', () => {
+    const { state } = reinforced(20, 40);
+    const serial = tell(model, { state });
+    frame();
+    const kinds = (): unknown[] =>
+      all('[data-chart]')
+        .filter(seen)
+        .map(one => one.dataset.chart);
+    expect(kinds()).toEqual(['rate']);
+    expect(seen(find('.nbtrain-figures > .nbtrain-muted'))).toBe(true);
+    tell(model, { tables: [reinforcedSteps(1)] }, { base: serial });
+    frame();
+    expect(kinds()).toEqual(['curve', 'outcomes', 'rate']);
+    expect(seen(find('.nbtrain-figures > .nbtrain-muted'))).toBe(false);
+  });
+
   it('turns to a run of the other kind', () => {
     show();
     tell(model, supervised(), { feed: 'other' });
