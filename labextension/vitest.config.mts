@@ -4,6 +4,8 @@ export default defineConfig({
   test: {
     environment: 'jsdom',
     include: ['src/**/__tests__/*.spec.ts'],
-    restoreMocks: true
+    restoreMocks: true,
+    testTimeout: 30_000,
+    hookTimeout: 30_000
   }
 });

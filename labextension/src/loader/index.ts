@@ -30,7 +30,7 @@ interface Program {
 interface Shared {
   programs: Map<string, Promise<Program>>;
   newest: string | null;
-  asking: Promise<unknown> | null;
+  asking: Promise<unknown>;
 }
 
 const PATIENCE = 10_000; // ms until a silent kernel counts as gone
@@ -38,7 +38,7 @@ const TURN = 3_000; // ms that a panel waits for another one's answer before it 
 
 function shared(): Shared {
   const page = globalThis as { nbtrainPanels?: Shared };
-  return (page.nbtrainPanels ??= { programs: new Map(), newest: null, asking: null });
+  return (page.nbtrainPanels ??= { programs: new Map(), newest: null, asking: Promise.resolve() });
 }
 
 async function load([script, style]: DataView[], hash: string): Promise<Program> {
@@ -58,7 +58,7 @@ async function load([script, style]: DataView[], hash: string): Promise<Program>
 /** Asks the kernel which program is its own; it sends along what the page lacks. */
 function ask(model: Model, ended: AbortSignal): Promise<Program> {
   const page = shared();
-  return new Promise(resolve => {
+  return new Promise((resolve, reject) => {
     const answer = (message: FromKernel, buffers: DataView[]) => {
       if (message.kind !== 'code') {
         return;
@@ -80,24 +80,20 @@ function ask(model: Model, ended: AbortSignal): Promise<Program> {
       }
     };
     model.on('msg:custom', answer);
-    ended.addEventListener('abort', () => model.off('msg:custom', answer));
+    whenEnded(ended, () => {
+      model.off('msg:custom', answer);
+      reject(new Error('the panel was closed'));
+    });
     model.send({ kind: 'code', have: page.newest });
   });
 }
 
 /** Panels that appear together ask one after the other, so that the program travels once. */
-async function program(model: Model, ended: AbortSignal): Promise<Program> {
+function program(model: Model, ended: AbortSignal): Promise<Program> {
   const page = shared();
-  await page.asking;
-  const asked = ask(model, ended);
-  const quiet = asked.catch(() => undefined);
-  const turn = Promise.race([quiet, new Promise(done => setTimeout(done, TURN))]);
-  page.asking = turn;
-  void turn.then(() => {
-    if (page.asking === turn) {
-      page.asking = null;
-    }
-  });
+  const patience = new Promise(done => setTimeout(done, TURN));
+  const asked = Promise.race([page.asking, patience]).then(() => ask(model, ended));
+  page.asking = asked.catch(() => undefined);
   return asked;
 }
 
