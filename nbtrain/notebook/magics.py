@@ -125,7 +125,12 @@ class TrainMagics(Magics):  # type: ignore[misc]
         text = CellText(line, "", "%train ")
         return run_command(self.shell, text)
 
+    # what Shift+Tab shows in a cell too, since IPython looks for a line's magic first
     train_line.__doc__ = f"""Look after runs.
 
 {textwrap.indent(overview(), "    ")}
+
+    A cell that begins with %%train starts a run; %%train? tells more of it. On its first line:
+
+{help_text()}
     """
