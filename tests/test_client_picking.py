@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import stored
-from sqlalchemy import insert
+from sqlalchemy import event, insert
 
 from nbtrain.client import Client, Run, picking
 from nbtrain.client.held_out import rounds_read
@@ -159,6 +159,14 @@ def test_few_rounds_of_many_trajectories_are_found_fast(client: Client) -> None:
     read = rounds_read(run._store, rounds, {c.step for c in run._store.checkpoints(run._key)})
     assert time.process_time() - begun <= 0.5
     assert len(read) == 21
+    asked: list[tuple[str, tuple[object, ...]]] = []
+    engine = run._store.engine
+    event.listen(engine, "before_cursor_execute", lambda *seen: asked.append((seen[2], seen[3])))
+    run._store.held_out(run._key, {100, 200})
+    (query, values) = next(each for each in asked if "trajectories" in each[0])
+    with engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values).all()
+    assert "ix_trajectories_step" in str(plan)
 
 
 # Export

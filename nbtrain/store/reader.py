@@ -155,9 +155,16 @@ class Reader(Finder):
             for chunk in self.trajectory_chunks(run_key, wanted, split="held_out"):
                 found += (row[1:] for row in chunk if row[2] in steps)
             return found
-        # Not "= 'held_out'": that would lead SQLite to read every round's samples for a few
-        rules = [table.c.step.in_(sorted(steps)), table.c.split != "train"]
-        return self._select(table, run_key, 0, None, wanted, False, rules)[1]
+        # By the index of steps. "= 'held_out'", or an order of keys, would lead SQLite to read
+        # every round's samples, or every trajectory, for those of a few rounds
+        query = select(*(table.c[name] for name in wanted)).where(
+            table.c.run == run_key,
+            table.c.step.in_(sorted(steps)),
+            table.c.split != "train",
+            table.c.superseded.is_(False),
+        )
+        with self.database.reading() as connection:
+            return [tuple(row) for row in connection.execute(query)]
 
     def trajectory_chunks(
         self,
