@@ -273,7 +273,6 @@ def _in_words(label: str, standing: Mapping[str, Any]) -> dict[str, str]:
     low, high, at = (standing[name] for name in ("best_low", "best_high", "best_step"))
     return {
         "run": label,
-        "id": standing["run_id"][:12],
         "status": standing["status"],
         "method": standing["method"],
         "steps": f"{standing['steps']:,}",

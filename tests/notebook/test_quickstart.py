@@ -66,7 +66,8 @@ def test_the_committed_outputs_are_those_of_a_whole_execution() -> None:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where its report goes
     few = {"num_steps": 4, "batch_size": 2, "group_size": 4, "val_interval_steps": 2}
     monkeypatch.setattr(quickstart, "OPTIONS", {**quickstart.OPTIONS, **few, "val_num_tasks": 5})
     monkeypatch.setattr(quickstart, "FURTHER_STEPS", 2)
@@ -80,6 +81,8 @@ def test_the_command_trains_picks_and_resumes(home: Path, short: None) -> None:
     assert "Held-out reward" in told
     assert "Checkpoints of quickstart" in told
     assert "best" in told
+    assert "Its report, to be opened in a browser" in told
+    assert "Run quickstart" in Path("nbtrain-quickstart.html").read_text("utf-8")
     assert 'nbtrain.attach("quickstart")' in told
     runs = Client().training.runs.list()
     assert [run.name for run in runs] == ["quickstart-resumed", "quickstart"]
