@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.feed_parts import Parts
-from nbtrain.client.glance import READ_WITHIN
+from nbtrain.client.glance import AS_READ, READ_WITHIN
 from nbtrain.client.readings import SFT
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Feed:
         """Read what is new; the serial counts on where that changed anything."""
         followed = self._followed
         with followed.lock:
-            followed.refresh(READ_WITHIN)
+            self._glance.refresh(READ_WITHIN)
             if followed.generation != self._generation:
                 # Serials never come again, so that nobody builds on those before
                 serial = self._serial
@@ -184,7 +184,7 @@ class Feed:
 
     def _take_rounds(self) -> None:
         """Rounds come once, and again when more is known of them."""
-        picked = self._glance.picks(READ_WITHIN)
+        picked = self._glance.picks(AS_READ)
         if picked is self._picked:
             return
         self._picked = picked

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import shown_parts as make
-from nbtrain.client.glance import READ_WITHIN
+from nbtrain.client.glance import AS_READ
 
 if TYPE_CHECKING:
     from nbtrain.client.run import Run
@@ -47,14 +47,14 @@ class Parts:
         return all(name in self._made_of and self._due[name] == 0.0 for name in _PAUSES)
 
     def changed(self) -> dict[str, Any]:
-        """The parts that differ from what was said before. Reads only what may have changed."""
+        """The parts that differ from what was said before, as of the last reading of the run."""
         glance, followed = self._glance, self._glance.followed
-        summary = glance.refresh(READ_WITHIN)
+        summary = glance.refresh(AS_READ)
         over = followed.row.ended_for_good
         steps = (followed.generation, len(followed.step_log))
         now = {
             "head": make.head(self.run, summary, over=over),
-            "diagnosis": make.findings(glance.findings(READ_WITHIN)),
+            "diagnosis": make.findings(glance.findings(AS_READ)),
             **self._progress(summary, steps),
             **self._checkpoints(),
         }
@@ -101,7 +101,7 @@ class Parts:
         return {"progress": make.progress(summary, times, time.time())}
 
     def _checkpoints(self) -> dict[str, Any]:
-        picked = self._glance.picks(READ_WITHIN)
+        picked = self._glance.picks(AS_READ)
         if picked is self._picked:
             return {}
         self._picked = picked

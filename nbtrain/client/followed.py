@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.jobs.liveness import Liveness, seen_of
 
 if TYPE_CHECKING:
-    from nbtrain.store import Row, Store, StoredCheckpoint, StoredRun
+    from nbtrain.store import Pulse, Row, Store, StoredCheckpoint, StoredRun
 
 __all__ = ["Followed", "newest_error"]
 
@@ -37,6 +37,7 @@ class Followed:
         self.generation = 0
         self._look = look
         self._attempt: int | None = None
+        self._stepped = 0
         self._at = float("-inf")
         self._saved: tuple[Any, ...] | None = None
         self._fixed = False
@@ -79,12 +80,10 @@ class Followed:
             row, seen = pulse.run, seen_of(pulse.run, pulse.attempt or {})
             if seen.state == "gone" and not row.ended_for_good:
                 row, seen = self._look()
-            # Rows of an ended run are read once more from the start: those of a step that was
-            # not settled may have changed, and an attempt that came back hides some
-            if row.attempt != self._attempt or (row.ended_for_good and not self._fixed):
+            if self._anew(pulse, row):
                 pulse = self.store.pulse(self.run_key)
                 row = pulse.run
-                self._begin(row, {step["id"] for step in pulse.steps})
+                self._begin(row, pulse)
             self.row, self.seen = row, seen
             self._take(pulse.steps, pulse.rounds)
             self._read_more(row, hurry=within > 0)
@@ -92,11 +91,25 @@ class Followed:
             self._at = time.monotonic()
             return row, seen
 
-    def _begin(self, row: StoredRun, steps: set[int]) -> None:
-        """All rows come once more; what was known is kept where they only may have changed."""
-        if row.attempt != self._attempt or self.steps.keys() - steps:
+    def _anew(self, pulse: Pulse, row: StoredRun) -> bool:
+        """Whether what is known may be more than what rows after a key tell.
+
+        Those of an ended run are read once more from the start: a step that was not settled may
+        have changed. An attempt that comes back hides rows, before its first step.
+        """
+        if row.attempt != self._attempt or (row.ended_for_good and not self._fixed):
+            return True
+        back = row.completed_steps < self.row.completed_steps
+        return back or any(step["attempt"] > self._stepped for step in pulse.steps)
+
+    def _begin(self, row: StoredRun, pulse: Pulse) -> None:
+        """All rows come once more; what was known is kept where none of it is hidden now."""
+        steps, rounds = ({found["id"] for found in rows} for rows in (pulse.steps, pulse.rounds))
+        hidden = self.steps.keys() - steps or self.rounds.keys() - rounds
+        if row.attempt != self._attempt or hidden:
             self._forget()
             self._attempt = row.attempt
+        self._stepped = max((step["attempt"] for step in pulse.steps), default=0)
         self.cut = self._cut_cursor = self._attempted = 0
 
     def _take(self, steps: list[Row], rounds: list[Row]) -> None:
@@ -105,6 +118,7 @@ class Followed:
                 self.steps[step["id"]] = step
                 self.step_log.append(step["id"])
         if steps:
+            self._stepped = steps[-1]["attempt"]
             open_ones = (step["id"] for step in steps if not step["settled"])
             self._step_cursor = next(open_ones, steps[-1]["id"] + 1) - 1
         for found in rounds:

@@ -37,13 +37,17 @@ if TYPE_CHECKING:
     from nbtrain.report.findings import Finding
     from nbtrain.store import Store, StoredRun
 
-__all__ = ["READ_WITHIN", "Glance", "first_and_last", "glance_of", "number"]
+__all__ = ["AS_READ", "READ_WITHIN", "Glance", "first_and_last", "glance_of", "number"]
 
 READ_WITHIN = 0.25
 """Seconds for which a reading is new enough for what follows a run by itself."""
 
+AS_READ = float("inf")
+"""As of the last reading, however long ago."""
+
 _SHARE = 0.005  # of a core that pictures may take: one that cost 0.1 s is followed by 20 s without
-_LONGEST_WITHOUT = 20.0  # seconds; the first picture also pays for loading matplotlib
+_AFTER_THE_FIRST = 5.0  # seconds: the first picture also pays for loading matplotlib
+_LONGEST_WITHOUT = 60.0
 _DIAGNOSED = 10.0  # seconds between two diagnoses,
 _DIAGNOSED_SHARE = 0.001  # of a core for them,
 _DIAGNOSED_LATEST = 60.0  # but at the latest after so long
@@ -134,7 +138,7 @@ class Glance:
         """What the run trains under."""
         with self._lock:
             if self._plan is None:
-                self._plan = self._planned(self.followed.refresh(_LONGEST_WITHOUT)[0])
+                self._plan = self._planned(self.followed.refresh(AS_READ)[0])
             return self._plan
 
     def _made(self, row: StoredRun, seen: Liveness) -> RunSummary:
@@ -289,7 +293,8 @@ class Glance:
         begun = time.thread_time()
         self._picture = png(_figure(summary))
         self._pictured = state
-        without = min(_LONGEST_WITHOUT, (time.thread_time() - begun) / _SHARE)
+        longest = _AFTER_THE_FIRST if self._next_picture == 0.0 else _LONGEST_WITHOUT
+        without = min(longest, (time.thread_time() - begun) / _SHARE)
         self._next_picture = time.monotonic() + without
         return self._picture
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveSummary", "bring_up_to_date", "panel", "poller", "show", "views"]
 
-_BESIDE_A_PANEL = 20.0
+_BESIDE_A_PANEL = 30.0
 """Seconds between two updates of the static output while a page shows a panel of the run, which
 has the curve; the end comes at once."""
 

@@ -16,7 +16,8 @@ FASTEST = 0.3  # seconds between two looks at a run that moves: at most about 3 
 SLOWEST = 1.0  # between two looks at one that does not
 _AFTER_AN_ERROR = 10.0
 _BACK_OFF = 1.4
-_SHARE = 0.01  # of one core that looking at a view may take, within the two pauses above
+_SHARE = 0.005  # of one core that looking at a view may take,
+_LONGEST_REST = 3.0  # but no longer a rest than so many seconds for it
 
 logger = logging.getLogger(__name__)
 
@@ -141,4 +142,4 @@ class _Due:
         else:
             slowest = max(SLOWEST, self.least)
             self.pause = min(slowest, max(self.least, self.pause) * _BACK_OFF)
-        self.at = time.monotonic() + max(self.pause, min(SLOWEST, took / _SHARE))
+        self.at = time.monotonic() + max(self.pause, min(_LONGEST_REST, took / _SHARE))

@@ -28,7 +28,8 @@ _ATTEMPT = (
 )
 _STEPS = (
     select(
-        *(_STEP.id, _STEP.step, _STEP.created_at, _STEP.settled, _STEP.avg_reward),
+        *(_STEP.id, _STEP.attempt, _STEP.step, _STEP.created_at, _STEP.settled),
+        _STEP.avg_reward,
         *(_STEP.used_reward, _STEP.loss, _STEP.learning_rate, _STEP.used_groups),
         *(_STEP.no_signal_groups, _STEP.filtered_groups, _STEP.too_small_groups),
         *(_STEP.discarded_groups, _STEP.pending_groups),
