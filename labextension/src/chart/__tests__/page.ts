@@ -4,7 +4,7 @@ import { vi } from 'vitest';
 /** A canvas that takes everything and keeps which texts and points were drawn. */
 export function standInForCanvas(): { drawn: string[] } {
   const drawn: string[] = [];
-  const context: unknown = new Proxy(
+  const context: unknown = new Proxy<Record<string, unknown>>(
     {},
     {
       get(kept, name: string) {
@@ -13,7 +13,7 @@ export function standInForCanvas(): { drawn: string[] } {
         }
         return kept[name] ?? (() => void drawn.push(name));
       },
-      set(kept, name: string, value) {
+      set(kept, name: string, value: unknown) {
         kept[name] = value;
         return true;
       }
