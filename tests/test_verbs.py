@@ -75,7 +75,7 @@ def test_plan_texts_and_log(shell: Shell, trained: Run, capsys: pytest.CaptureFi
 def test_checkpoints_are_ranked_with_interval_and_ties(shell: Shell, trained: Run) -> None:
     table = shell.do("%train checkpoints first")
     assert list(table.columns[:5]) == [
-        "step_index", "held_out_reward", "held_out_low", "held_out_high", "ties_with",
+        "step_index", "held_out_reward", "low", "high", "tie",
     ]  # fmt: skip
     assert table["step_index"].tolist() == [1, 2, 0]
     assert "validation_loss" not in table

@@ -133,18 +133,16 @@ def report(_: Any, refs: list[Any], line: ParsedLine) -> None:
 
 def checkpoints(_: Any, refs: list[Any], __: ParsedLine) -> Any:
     """The run's checkpoints, best first."""
-    from nbtrain.client.frames import frame
+    from nbtrain.client import tables
     from nbtrain.client.picking import ranked
 
     run = find_run(refs[0])
     supervised = run.method == "sft"
     score = "validation_loss" if supervised else "held_out_reward"
-    between = [] if supervised else ["held_out_low", "held_out_high", "ties_with"]
-    left_out = {"held_out_reward"} if supervised else {"validation_loss"}
-    if supervised:
-        left_out |= {"held_out_low", "held_out_high", "ties_with"}
-    columns = [name for name in Checkpoint.columns() if name not in left_out]
-    table = frame([c.to_row() for c in ranked(run)], Checkpoint.columns())[columns]
+    between = () if supervised else ("low", "high", "tie")
+    table = tables.checkpoints(ranked(run), score)
+    if not supervised:
+        table["tie"] = table["tie"].astype("Int64")  # a step, empty where nothing ties
     first = ("step_index", score, *between, "round_completed", "kind", "checkpoint_id")
     return _for_reading(table, first)
 
