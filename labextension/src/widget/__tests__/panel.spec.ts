@@ -413,8 +413,8 @@ describe('actions', () => {
       weights_only: false
     });
     const result = { run_id: 'abc', title: 'run second (abc)' };
-    model.hear({ kind: 'done', id, ok: true, said: 'started', result });
-    expect(pane.textContent).toContain('Started run second (abc).');
+    model.hear({ kind: 'done', id, ok: true, said: 'started run second', result });
+    expect(pane.textContent).toContain('started run second');
     button('Follow it here').click();
     expect(lastDo()).toMatchObject({ action: 'follow', args: { run_id: 'abc' } });
   });
