@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from nbtrain.notebook.form.entries import Entry
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nbtrain.client import Run
     from nbtrain.errors import Problem
     from nbtrain.plan.registry import BaseModelInfo
-    from nbtrain.plan.resolved import ResolvedPlan, Setting
+    from nbtrain.plan.resolved import ResolvedPlan
 
 __all__ = ["STYLE", "cell_box", "expected", "lines", "note", "refusals", "state"]
 
@@ -166,8 +166,3 @@ def cell_box(text: str) -> str:
         "(navigator.clipboard ? navigator.clipboard.writeText(box.value) : Promise.reject())"
         ".catch(() => document.execCommand('copy'))\">copy</button>"
     )
-
-
-def settings_text(settings: Mapping[str, Setting]) -> list[str]:
-    """The stated settings as lines of text, for what shows no widgets."""
-    return [f"{s.name}: {show(s.value)}" for s in settings.values() if s.origin == "stated"]
