@@ -85,16 +85,19 @@ class Panels:
                 from nbtrain.client.feed import Feed
 
                 self._feed = Feed(self.run)
-            new = self._feed.news(self._serial)
+            following = self._following - self._asking
+            new = self._feed.news(self._serial) if following else None
             if new is not None:
-                self._send(self._following - self._asking, messages.update(new))
-            if self._asking:
-                whole = self._feed.whole(read=False)
+                self._send(following, messages.update(new))
+            asking = bool(self._asking)
+            if asking:
+                # As of the same moment, so that the next news builds on both
+                whole = self._feed.whole(read=not following)
                 self._send(self._asking, messages.update(whole))
                 self._following |= self._asking
                 self._asking.clear()
             self._serial = self._feed.serial
-            return new is not None, self._feed.is_final
+            return new is not None or asking, self._feed.is_final
 
     def tick(self) -> None:
         """Let pages know that the kernel lives."""
