@@ -65,7 +65,7 @@ def wait(shell: Any, refs: list[Any], line: ParsedLine) -> None:
     try:
         run.wait(timeout)
     finally:
-        live.poller.look_now(shown)
+        shown.look_now()
 
 
 def cancel(_: Any, refs: list[Any], __: ParsedLine) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import Run
@@ -54,8 +55,15 @@ class LiveSummary:
     def show(self) -> None:
         """Show it for the first time; drawing is left to later looks, so that a cell returns."""
         with self._lock:
+            self._glance.refresh()  # how it is now: in a terminal nothing follows
             self._shown = self._bundle()
             self._publish(update=self._there)
+
+    def look_now(self) -> None:
+        """Bring it up to date with what is recorded at this moment; errors are swallowed."""
+        with suppress(Exception):
+            self._glance.refresh()
+        poller.look_now(self)
 
     def look(self) -> tuple[bool, bool]:
         """Bring the output up to date; whether it changed and whether the run is over."""
@@ -119,7 +127,7 @@ def bring_up_to_date(run: Run) -> None:
     """Bring every output of this run up to date in the calling thread."""
     for view in poller.views():
         if isinstance(view, LiveSummary) and view.run == run:
-            poller.look_now(view)
+            view.look_now()
 
 
 def _hurry(run: Run) -> None:

@@ -66,7 +66,7 @@ class TrainMagics(Magics):  # type: ignore[misc]
             try:
                 run.wait()
             finally:
-                live.poller.look_now(shown)
+                shown.look_now()
 
     train_cell.__doc__ = f"""Train a model in the background; the cell returns at once.
 
