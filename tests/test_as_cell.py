@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtrain.notebook.as_cell import as_cell
 from nbtrain.notebook.cell import Cell, CellText, read_cell
+from nbtrain.plan.as_cell import as_cell
 
 NAMES = {"best": object(), "x": 5}
 

@@ -313,11 +313,11 @@ def test_drawing_changes_no_setting_of_matplotlib() -> None:
              "arguments": {"workload": "my sums", "base_model_slug": "nbtrain/tiny",
                            "load_weights_only": True}},
             "%%train --workload 'my sums' --model nbtrain/tiny --weights-only",
-            "num_steps: 3\nlearning_rate: 1e-05",
+            "num_steps: 3\nlearning_rate: 1e-5",
         ),
         ({"options": {"note": "$x"}, "arguments": {"display_name": "$n"}},
          "%%train --name $$n", 'note: "$$x"'),
-        ({"descriptor": {"kind": "run"}, "arguments": {}}, "%%train", '{\n  "kind": "run"\n}'),
+        ({"descriptor": {"kind": "run"}, "arguments": {}}, "%%train", "kind: run"),
     ],
 )  # fmt: skip
 def test_the_plan_is_stated_again(given: dict[str, object], line: str, body: str) -> None:

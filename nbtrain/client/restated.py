@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import pprint
 from collections.abc import Mapping
 from typing import Any
 
+from nbtrain.plan.as_cell import as_cell
+
 __all__ = ["Restated", "restate"]
 
-_FLAGS = {
-    "workload": "--workload",
-    "base_model_slug": "--model",
-    "algorithm": "--method",
-    "parent_checkpoint_id": "--from",
-    "display_name": "--name",
+_NAMED = {
+    "workload": "workload",
+    "base_model_slug": "model",
+    "algorithm": "method",
+    "parent_checkpoint_id": "parent",
+    "display_name": "name",
 }
+_SWITCHED = {"load_weights_only": "weights_only", "small": "small", "smoke": "smoke"}
 _CALLED = {"workload": "bench_id"}
 _WIDTH = 88
 
@@ -44,39 +46,13 @@ def restate(given: Mapping[str, Any] | None, workload: str) -> Restated:
         "The plan as it was given. What it names (a workload, a dataset, a checkpoint) has to be "
         f"there; a name may mean something else by now, the workload was {workload}."
     )
-    return Restated(_cell(form, body, arguments), _python(form, body, arguments), said)
+    return Restated(_cell(body, arguments), _python(form, body, arguments), said)
 
 
-def _cell(form: str, body: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    words = ["%%train"]
-    for name, flag in _FLAGS.items():
-        if arguments.get(name) is not None:
-            words += [flag, _word(str(arguments[name]))]
-    if arguments.get("load_weights_only"):
-        words.append("--weights-only")
-    escaped = _dollars(body)
-    if form == "descriptor":
-        lines = [json.dumps(escaped, ensure_ascii=False, indent=2)]
-    else:
-        lines = [f"{name}: {json.dumps(v, ensure_ascii=False)}" for name, v in escaped.items()]
-    return "\n".join([" ".join(words), *lines])
-
-
-def _dollars(value: Any) -> Any:
-    """A text that begins with a dollar gets a second one: it would name a Python object."""
-    if isinstance(value, Mapping):
-        return {key: _dollars(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_dollars(each) for each in value]
-    return f"${value}" if isinstance(value, str) and value.startswith("$") else value
-
-
-def _word(text: str) -> str:
-    """A value as a word of the line, in quotes where it needs them."""
-    text = f"${text}" if text.startswith("$") else text
-    if any(map(str.isspace, text)) or text[:1] in ("", '"', "'", "#", "-"):
-        return "'" + text.replace("'", "''") + "'"
-    return text
+def _cell(body: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    line: dict[str, Any] = {word: arguments.get(name) for name, word in _NAMED.items()}
+    line |= {word: bool(arguments.get(name)) for name, word in _SWITCHED.items()}
+    return as_cell(body, **line).rstrip("\n")
 
 
 def _python(form: str, body: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.notebook.as_cell import line_word, yaml_text
 from nbtrain.notebook.completion_place import (
     BodyPlace,
     LinePlace,
@@ -19,6 +18,7 @@ from nbtrain.notebook.completion_place import (
 from nbtrain.notebook.flags import TRAIN
 from nbtrain.notebook.line import Flag, split
 from nbtrain.notebook.verbs import VERBS
+from nbtrain.plan.as_cell import line_word, yaml_text
 from nbtrain.plan.descriptor.document import FLAT, in_flat
 from nbtrain.plan.descriptor.table import FIELDS, METHODS, Field
 from nbtrain.plan.descriptor.terms import NAME, TERMS, WEIGHT

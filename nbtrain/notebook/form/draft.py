@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.errors import Problem, Refused
-from nbtrain.notebook.as_cell import as_cell
 from nbtrain.notebook.form.entries import entries
+from nbtrain.plan.as_cell import as_cell
 from nbtrain.plan.descriptor.document import nearest_flat
 from nbtrain.plan.descriptor.table import METHODS
 from nbtrain.plan.fields import describe

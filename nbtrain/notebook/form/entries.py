@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.notebook.as_cell import as_cell
+from nbtrain.plan.as_cell import as_cell
 from nbtrain.plan.descriptor.document import in_flat
 from nbtrain.plan.descriptor.table import METHODS, fields_of
 from nbtrain.plan.fields import Option, as_python, show
