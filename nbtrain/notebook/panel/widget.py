@@ -157,12 +157,16 @@ class RunPanel(anywidget.AnyWidget):  # type: ignore[misc]
         return f"<panel of {self._run.title}>"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """The widget, and for where there is none: which run it is, and how it stands."""
+        """The widget, and for where there is none which run it is.
+
+        An output is not brought up to date, so it says nothing of how the run stands.
+        """
         data, metadata = super()._repr_mimebundle_(**kwargs)
-        where = "The live panel needs its kernel. The run's curve is its own output: display "
-        where += f"nbtrain.attach({self._run.id[:12]!r})"
-        lines = [*self.told.splitlines(), where]
-        data["text/plain"] = "\n".join([repr(self), *lines])
+        lines = [
+            f"live panel of {self._run.title}; it needs its kernel",
+            f"the run as it stands: nbtrain.attach({self._run.id[:12]!r})",
+        ]
+        data["text/plain"] = "\n".join(lines)
         body = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
         data["text/html"] = (
             '<div class="nbtrain-panel-fallback" style="font-family:sans-serif;font-size:13px;'
