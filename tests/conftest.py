@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,19 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
 # A busy machine is no failure: examples have no time limit.
 settings.register_profile("nbtrain", deadline=None)
 settings.load_profile("nbtrain")
@@ -31,6 +45,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NBTRAIN_HOME", str(folder))
     monkeypatch.delenv("NBTRAIN_STORE_URL", raising=False)
     return folder
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """Headless Chromium. Where there is none the test skips, unless it is demanded."""
+    if CHROMIUM is None:
+        if os.environ.get("NBTRAIN_DEMAND_BROWSER"):
+            pytest.fail("Chromium is not installed, and the browser tests are demanded")
+        pytest.skip("Chromium is not installed: the browser tests need it")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture

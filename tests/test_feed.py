@@ -305,7 +305,7 @@ def test_the_head_and_the_progress_of_a_run(run: Run, monkeypatch: pytest.Monkey
     assert state["head"]["subject"] == "gspo · sums · nbtrain/tiny"
     progress = state["progress"]
     assert (progress["start"], progress["completed"], progress["total"]) == (0, 5, 100)
-    assert "step 5 of 100" in progress["counts"]
+    assert "5 updates" in progress["counts"]
     assert any(line.startswith("reward 0.") for line in progress["movement"])
     stored.finish(run)
     over = Feed(run).whole().state

@@ -17,7 +17,12 @@
 export type FromPage =
   | { kind: 'code'; have: string | null }
   | { kind: 'hello' }
-  | { kind: 'do'; id: number; action: ActionName; args: Record<string, unknown> };
+  | {
+      kind: 'do';
+      id: number;
+      action: ActionName;
+      args: Record<string, unknown>;
+    };
 
 /** From the kernel. */
 export type FromKernel =
@@ -121,7 +126,7 @@ export interface Progress {
   total: number;
   eta_seconds: number | null;
   elapsed_seconds: number | null;
-  /** Counts and movement as sentences. */
+  /** Updates, trajectories and tokens in a line, and what moved as sentences. */
   counts: string;
   movement: string[];
 }

@@ -291,7 +291,8 @@ class Run(RunTables, NotYet):
     def panel(self) -> Any:
         """The live panel of this run, to be displayed in a notebook.
 
-        ``panel.selected`` is the checkpoint picked in it, ``None`` before. Raises
+        It is the same one each time, and the one that a ``%%train`` cell shows:
+        ``run.panel().selected`` is the checkpoint picked in it, ``None`` before. Raises
         :class:`~nbtrain.errors.NbtrainError` outside of a notebook.
         """
         from nbtrain.client.fronts import panel

@@ -76,7 +76,7 @@ def progress(summary: RunSummary, times: Sequence[float], now: float) -> dict[st
         "total": summary.total_steps,
         "eta_seconds": eta(times, left, now),
         "elapsed_seconds": None if begun is None else max(0.0, round(end - begun, 1)),
-        "counts": told.counts(summary),
+        "counts": told.amounts(summary),
         "movement": told.movement(summary),
     }
 

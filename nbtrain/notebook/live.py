@@ -116,7 +116,17 @@ def _show_panel(shell: Any, run: Run) -> None:
 
 
 def panel(run: Run) -> RunPanel:
-    """A new panel of the run. Raises :class:`NbtrainError` in a source tree without its page."""
+    """The run's panel in this kernel: the one that is shown already, or a new one.
+
+    Displayed again it stands in both places, and what is picked in one is picked in the other.
+    Raises :class:`NbtrainError` in a source tree without its page.
+    """
+    shown = views.of(run).newest
+    return shown if shown is not None else new_panel(run)  # type: ignore[return-value]
+
+
+def new_panel(run: Run) -> RunPanel:
+    """A panel with a pick of its own, beside any that is there."""
     # ipywidgets costs a third of a second, which a terminal never needs
     from nbtrain.notebook.panel.widget import RunPanel
 

@@ -191,18 +191,24 @@ def message(summary: RunSummary) -> str | None:
 
 def counts(summary: RunSummary) -> str:
     """Steps, trajectories, tokens and time in one line."""
-    parts = [f"step {summary.completed_steps:,} of {summary.total_steps:,}"]
+    step = f"step {summary.completed_steps:,} of {summary.total_steps:,}"
     if summary.start_step:
-        parts[0] += f" (from step {summary.start_step:,})"
-    parts.append(f"{summary.updates_applied:,} updates")
+        step += f" (from step {summary.start_step:,})"
+    parts = [step, amounts(summary)]
+    begun = summary.started_at or summary.created_at
+    if begun is not None and summary.ended_at is not None:
+        parts.append(span(summary.ended_at - begun))
+    return " · ".join(parts)
+
+
+def amounts(summary: RunSummary) -> str:
+    """Updates, trajectories and tokens in one line."""
+    parts = [f"{summary.updates_applied:,} updates"]
     if summary.supervised is None:
         told = f"{summary.attempted:,} trajectories, {summary.graded:,} graded"
         parts.append(told + (f", {summary.cut:,} cut off" if summary.cut else ""))
     if summary.output_tokens:
         parts.append(f"{summary.output_tokens:,} tokens")
-    begun = summary.started_at or summary.created_at
-    if begun is not None and summary.ended_at is not None:
-        parts.append(span(summary.ended_at - begun))
     return " · ".join(parts)
 
 

@@ -64,7 +64,8 @@ def test_watching_a_run_costs_one_percent_of_a_core(home: Path, panels: int) -> 
     stored.train(run)
     with Training(run) as training, kernel() as seen:
         seen.run("%train watch watched")
-        seen.run(f"more = [nbtrain.attach('watched').panel() for _ in range({panels - 1})]")
+        seen.run("from nbtrain.notebook import live")
+        seen.run(f"more = [live.new_panel(nbtrain.attach('watched')) for _ in range({panels - 1})]")
         pages = [KernelPage(seen, n) for n in range(panels)]
         for page in pages:
             page.send({"kind": "hello"})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -24,18 +23,6 @@ import pytest
 
 App = Literal["lab", "notebook"]
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 _FOLDERS = {
     "JUPYTER_CONFIG_DIR": "config",
     "JUPYTER_RUNTIME_DIR": "runtime",
@@ -54,21 +41,6 @@ _IDLE = (
     " === 'idle'"
 )
 _STARTS_SECONDS = 90
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    """Headless Chromium. Where there is none the test skips, unless it is demanded."""
-    if CHROMIUM is None:
-        if os.environ.get("NBTRAIN_DEMAND_BROWSER"):
-            pytest.fail("Chromium is not installed, and the browser tests are demanded")
-        pytest.skip("Chromium is not installed: the browser tests need it")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @dataclass(frozen=True)
@@ -161,6 +133,15 @@ class NotebookPage:
         """Run every cell; returns at once."""
         self.command("notebook:run-all-cells")
 
+    def run_cell(self, index: int) -> None:
+        """Run one cell; returns at once."""
+        self.page.evaluate(
+            "index => { const { content } = window.jupyterapp.shell.currentWidget;"
+            " content.deselectAll(); content.activeCellIndex = index; }",
+            index,
+        )
+        self.command("notebook:run-cell")
+
     def save(self) -> None:
         """Save the notebook and wait until it is saved."""
         self.command("docmanager:save")
@@ -205,8 +186,11 @@ Open = Callable[..., NotebookPage]
 
 
 @pytest.fixture
-def open_notebook(browser: Any, server: Server) -> Iterator[Open]:
-    """Opens a notebook made of code cells and waits until its kernel is idle."""
+def open_notebook(browser: Any, server: Server, tmp_path: Path) -> Iterator[Open]:
+    """Opens a notebook made of code cells and waits until its kernel is idle.
+
+    How each page looked at the end stays in the test's folder.
+    """
     pages: list[Any] = []
 
     def open_one(
@@ -224,5 +208,6 @@ def open_notebook(browser: Any, server: Server) -> Iterator[Open]:
         return opened
 
     yield open_one
-    for page in pages:
+    for number, page in enumerate(pages):
+        page.screenshot(path=str(tmp_path / f"last-{number}.png"))
         page.close()

@@ -15,8 +15,9 @@ import {
   align,
   countDrawn,
   extent,
-  gaps,
   nearest,
+  nothing,
+  present,
   smooth,
   smoothingWindow,
   thin,
@@ -24,6 +25,7 @@ import {
   type Drawn,
   type Range
 } from './series';
+import { lowerBound } from './rows';
 import type { Theme } from './theme';
 import { figure } from './words';
 
@@ -39,12 +41,16 @@ const DASH = [5, 3];
 
 export class Curve implements Kind {
   readonly height = 220;
+  readonly marked = true;
   readonly title: string;
   readonly series: uPlot.Series[];
   private xs: number[] = [];
   private raw: Drawn[] = [];
   private mean: Drawn[] = [];
   private used: Drawn[] = [];
+  /** How many figures there are, and whether any differs of those that were trained on. */
+  private count = 0;
+  private usedDiffers = false;
   private window = 0;
   private rounds: Round[] = [];
 
@@ -72,19 +78,20 @@ export class Curve implements Kind {
 
   prepare(): Prepared {
     const rows = this.source.steps.byStep();
-    const raw = gaps(rows.column(this.source.supervised ? 'loss' : 'avg_reward'));
-    const used = this.ofUsed(gaps(rows.column('used_reward')), raw);
-    this.window = smoothingWindow(countDrawn(raw));
+    const figures = rows.column(this.source.supervised ? 'loss' : 'avg_reward');
+    const raw = present(figures, this.broken(rows.steps, figures));
+    const used = this.ofUsed(rows.column('used_reward'), figures);
+    this.count = countDrawn(raw);
+    this.window = smoothingWindow(this.count);
     this.rounds = this.readRounds();
     this.xs = union(
       rows.steps,
       this.rounds.map(round => round.step)
     );
-    const blank = () => raw.map(() => undefined);
     const place = (values: Drawn[]) => align(this.xs, rows.steps, values);
     this.raw = place(raw);
-    this.mean = place(this.window ? smooth(raw, this.window) : blank());
-    this.used = place(this.window ? smooth(used, this.window) : used);
+    this.mean = place(this.window ? smooth(raw, this.window) : nothing(raw.length));
+    this.used = place(this.window && this.usedDiffers ? smooth(used, this.window) : used);
     return {
       xs: this.xs,
       ys: [this.raw, this.mean, this.used],
@@ -131,11 +138,11 @@ export class Curve implements Kind {
   legend(): Legend[] {
     const what = this.title.toLowerCase();
     const legend: Legend[] = [];
-    if (countDrawn(this.raw)) {
+    if (this.count) {
       const label = this.window ? `${what} (mean over ${this.window} steps)` : what;
       legend.push({ label, swatch: { kind: 'line', ink: 'line' } });
     }
-    if (countDrawn(this.used)) {
+    if (this.usedDiffers) {
       const label = 'reward of what was trained on';
       legend.push({ label, swatch: { kind: 'line', ink: 'second', dash: DASH } });
     }
@@ -169,14 +176,12 @@ export class Curve implements Kind {
 
   describe(): string {
     const what = this.title.toLowerCase();
-    const known = this.xs.filter((_, n) => this.raw[n] != null);
     const said: string[] = [];
-    if (known.length) {
-      const [first, last] = [known[0]!, known.at(-1)!];
-      const value = (step: number) => figure(this.raw[this.xs.indexOf(step)]);
-      said.push(
-        `${this.title} by step: ${value(first)} at step ${first}, ${value(last)} at step ${last}`
-      );
+    if (this.count) {
+      const known = (value: Drawn): boolean => value != null;
+      const ends = [this.raw.findIndex(known), this.raw.findLastIndex(known)];
+      const [first, last] = ends.map(at => `${figure(this.raw[at])} at step ${this.xs[at]!}`);
+      said.push(`${this.title} by step: ${first}, ${last}`);
     } else {
       said.push(`No ${what} yet`);
     }
@@ -231,9 +236,19 @@ export class Curve implements Kind {
   }
 
   /** Told only where it differs: otherwise everything was trained on. */
-  private ofUsed(used: Drawn[], raw: Drawn[]): Drawn[] {
-    const same = used.every((value, n) => value == null || value === raw[n]);
-    return same ? used.map(() => undefined) : used;
+  private ofUsed(used: Float64Array, figures: Float64Array): Drawn[] {
+    this.usedDiffers = used.some((value, n) => Number.isFinite(value) && value !== figures[n]);
+    return this.usedDiffers ? present(used) : nothing(used.length);
+  }
+
+  /** The places of figures that are no numbers at all: there a line is interrupted. */
+  private broken(steps: Float64Array, figures: Float64Array): number[] {
+    const own = this.source.supervised ? 'loss' : 'avg_reward';
+    return this.source.notFinite
+      .filter(one => one.name === own)
+      .map(one => ({ at: lowerBound(steps, one.step), step: one.step }))
+      .filter(({ at, step }) => steps[at] === step && !Number.isFinite(figures[at]))
+      .map(({ at }) => at);
   }
 
   private extent(): Range | null {

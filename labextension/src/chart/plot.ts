@@ -102,7 +102,7 @@ export class Plot {
     return {
       width: this.width,
       height: this.kind.height,
-      padding: [12, 20, 0, 0],
+      padding: [this.kind.marked ? 12 : 6, 20, 0, 0],
       legend: { show: false },
       select: { show: false, left: 0, top: 0, width: 0, height: 0 },
       cursor: {
@@ -155,7 +155,7 @@ export class Plot {
     const x = (step: number) => plot.valToPos(step, 'x', true);
     canvas.setLineDash([]);
     canvas.lineWidth = 1.2 * ratio();
-    for (const { step, best } of checkpoints) {
+    for (const { step, best } of this.kind.marked ? checkpoints : []) {
       canvas.strokeStyle = canvas.fillStyle = best ? theme.ink.good : theme.muted;
       drawFlag(canvas, x(step), top, (best ? 9 : 7) * ratio(), best);
     }
@@ -165,7 +165,9 @@ export class Plot {
       canvas.moveTo(x(picked), top);
       canvas.lineTo(x(picked), top + height);
       canvas.stroke();
-      drawFlag(canvas, x(picked), top, 11 * ratio(), true);
+      if (this.kind.marked) {
+        drawFlag(canvas, x(picked), top, 11 * ratio(), true);
+      }
     }
     canvas.strokeStyle = theme.ink.bad;
     canvas.lineWidth = 2 * ratio();
@@ -246,6 +248,9 @@ export class Plot {
   }
 
   private checkpointNear(left: number): number | null {
+    if (!this.kind.marked) {
+      return null;
+    }
     const sorted = this.options.source.checkpoints.map(one => one.step).sort((a, b) => a - b);
     const step = sorted[nearest(sorted, this.plot.posToVal(left, 'x'))];
     const near = step !== undefined && Math.abs(this.plot.valToPos(step, 'x') - left) <= REACH;

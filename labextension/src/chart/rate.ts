@@ -2,7 +2,7 @@
 import type uPlot from 'uplot';
 
 import type { Kind, Legend, Prepared, Source, Table } from './source';
-import { align, countDrawn, extent, gaps, interpolate, thin, union, type Drawn } from './series';
+import { align, extent, interpolate, present, thin, union, type Drawn } from './series';
 import type { Theme } from './theme';
 import { figure } from './words';
 
@@ -36,11 +36,11 @@ export class Rate implements Kind {
     const { schedule, total } = this.source;
     const rows = this.source.steps.byStep();
     this.xs = union(rows.steps, schedule.steps);
-    this.planned = align(this.xs, schedule.steps, gaps(schedule.rates));
-    this.recorded = align(this.xs, rows.steps, gaps(rows.column('learning_rate')));
+    this.planned = align(this.xs, schedule.steps, present(schedule.rates));
+    this.recorded = align(this.xs, rows.steps, present(rows.column('learning_rate')));
     this.now = this.recorded.findLastIndex(value => value != null);
     const highest = extent(this.planned, this.recorded)?.[1] ?? 0;
-    const first = Math.min(this.xs[0] ?? 1, 1);
+    const first = Math.min(this.xs[0] ?? 1, this.source.rounds.byStep().steps[0] ?? 1, 1);
     return {
       xs: this.xs,
       ys: [this.planned, this.recorded],
@@ -77,10 +77,10 @@ export class Rate implements Kind {
 
   legend(): Legend[] {
     const legend: Legend[] = [];
-    if (countDrawn(this.recorded)) {
+    if (this.now >= 0) {
       legend.push({ label: 'used', swatch: { kind: 'line', ink: 'line' } });
     }
-    if (countDrawn(this.planned)) {
+    if (this.source.schedule.steps.length) {
       legend.push({ label: 'planned', swatch: { kind: 'line', ink: 'grey', dash: DASH } });
     }
     return legend;

@@ -4,41 +4,57 @@ import { lowerBound } from './rows';
 /** A figure to draw: `null` is a gap, `undefined` no figure asked for at this place. */
 export type Drawn = number | null | undefined;
 
-/** NaN and infinity become gaps. */
-export function gaps(values: ArrayLike<number>): Drawn[] {
+/** What is not there (NaN) is left out: a line goes on over it, except where `broken` says so. */
+export function present(values: ArrayLike<number>, broken: readonly number[] = []): Drawn[] {
   const drawn = new Array<Drawn>(values.length);
   for (let n = 0; n < values.length; n++) {
     const value = values[n]!;
-    drawn[n] = Number.isFinite(value) ? value : null;
+    drawn[n] = Number.isFinite(value) ? value : undefined;
+  }
+  for (const at of broken) {
+    drawn[at] = null;
   }
   return drawn;
+}
+
+/** As many places without anything asked for. */
+export function nothing(count: number): Drawn[] {
+  return new Array<Drawn>(count).fill(undefined);
 }
 
 /** Trailing mean over up to `window` finite figures, shorter at the start; gaps stay gaps. */
 export function smooth(values: readonly Drawn[], window: number): Drawn[] {
   const kept = new Float64Array(values.length);
+  const means = new Array<Drawn>(values.length);
   let count = 0;
   let total = 0;
-  return values.map(value => {
+  for (let n = 0; n < values.length; n++) {
+    const value = values[n];
     if (value == null) {
-      return value;
+      means[n] = value;
+      continue;
     }
     kept[count++] = value;
     total += value;
     if (count > window) {
       total -= kept[count - 1 - window]!;
     }
-    return total / Math.min(count, window);
-  });
+    means[n] = total / (count < window ? count : window);
+  }
+  return means;
 }
 
 /** Over how many figures a curve of `count` is smoothed; 0: too few to smooth. */
 export function smoothingWindow(count: number): number {
-  return count > 12 ? Math.max(5, Math.floor(count / 20)) : 0;
+  return count > 12 ? roundDown(Math.max(5, count / 20)) : 0;
 }
 
 export function countDrawn(values: readonly Drawn[]): number {
-  return values.reduce<number>((sum, value) => sum + (value == null ? 0 : 1), 0);
+  let count = 0;
+  for (let n = 0; n < values.length; n++) {
+    count += values[n] == null ? 0 : 1;
+  }
+  return count;
 }
 
 /** Lowest and highest finite figure of several columns, or null where there is none. */
@@ -48,9 +64,10 @@ export function extent(...columns: (readonly Drawn[] | ArrayLike<number>)[]): Ra
   for (const column of columns) {
     for (let n = 0; n < column.length; n++) {
       const value = column[n];
-      if (value != null && Number.isFinite(value)) {
-        low = Math.min(low, value);
-        high = Math.max(high, value);
+      // NaN is neither below nor above anything
+      if (value != null && value > -Infinity && value < Infinity) {
+        low = value < low ? value : low;
+        high = value > high ? value : high;
       }
     }
   }
@@ -91,6 +108,9 @@ export function thin(count: number, limit: number): number[] {
 
 /** Every value of two rising lists once, rising. */
 export function union(a: ArrayLike<number>, b: ArrayLike<number>): number[] {
+  if (holds(a, b)) {
+    return Array.from(a);
+  }
   const all: number[] = [];
   for (let n = 0, m = 0; n < a.length || m < b.length;) {
     const [x, y] = [a[n] ?? Infinity, b[m] ?? Infinity];
@@ -101,17 +121,26 @@ export function union(a: ArrayLike<number>, b: ArrayLike<number>): number[] {
   return all;
 }
 
-/** A column given at the rising `from`, brought to `to`, which holds them all and maybe more. */
-export function align(
-  to: readonly number[],
-  from: ArrayLike<number>,
-  values: readonly Drawn[]
-): Drawn[] {
-  if (to.length === from.length) {
-    return values.slice();
+/** Whether a rising list holds every value of another, which is short as a rule. */
+function holds(a: ArrayLike<number>, b: ArrayLike<number>): boolean {
+  for (let m = 0; m < b.length; m++) {
+    if (a[lowerBound(a, b[m]!)] !== b[m]) {
+      return false;
+    }
   }
-  let n = 0;
-  return to.map(at => (from[n] === at ? values[n++] : undefined));
+  return true;
+}
+
+/** A column given at the rising `from`, brought to `to`, which holds them all and maybe more. */
+export function align(to: readonly number[], from: ArrayLike<number>, values: Drawn[]): Drawn[] {
+  if (to.length === from.length) {
+    return values;
+  }
+  const placed = new Array<Drawn>(to.length);
+  for (let at = 0, n = 0; at < to.length; at++) {
+    placed[at] = from[n] === to[at] ? values[n++] : undefined;
+  }
+  return placed;
 }
 
 /** What a sorted line has at `at`, between its points by proportion; null outside of it. */
@@ -150,30 +179,44 @@ export function bin(
   parts: readonly ArrayLike<number>[],
   most: number
 ): Bins {
-  const bins: Bins = { width: 1, first: [], last: [], steps: [], sums: parts.map(() => []) };
+  const bins: Bins = { width: 1, first: [], last: [], steps: [], sums: [] };
   if (!steps.length) {
+    bins.sums = parts.map(() => []);
     return bins;
   }
   const start = steps[0]!;
   bins.width = roundWidth((steps[steps.length - 1]! - start + 1) / Math.max(1, most));
-  let current = -1;
-  for (let row = 0; row < steps.length; row++) {
-    const number = Math.floor((steps[row]! - start) / bins.width);
-    if (number !== current) {
-      current = number;
-      bins.first.push(start + number * bins.width);
-      bins.last.push(start + (number + 1) * bins.width - 1);
-      bins.steps.push(0);
-      bins.sums.forEach(sums => sums.push(0));
-    }
-    const at = bins.steps.length - 1;
-    bins.steps[at]!++;
-    parts.forEach((part, n) => {
-      const value = part[row]!;
-      bins.sums[n]![at]! += Number.isFinite(value) ? value : 0;
-    });
+  const { width } = bins;
+  const ends: number[] = []; // the row after the last one of each bin
+  for (let row = 0; row < steps.length;) {
+    const number = Math.floor((steps[row]! - start) / width);
+    const last = start + (number + 1) * width - 1;
+    const begun = row;
+    row = lowerBound(steps, last + 1);
+    bins.first.push(start + number * width);
+    bins.last.push(last);
+    bins.steps.push(row - begun);
+    ends.push(row);
   }
+  bins.sums = parts.map(part => sumsUntil(part, ends));
   return bins;
+}
+
+function sumsUntil(part: ArrayLike<number>, ends: readonly number[]): number[] {
+  let row = 0;
+  return ends.map(end => {
+    let sum = 0;
+    for (; row < end; row++) {
+      sum += part[row]! || 0; // NaN counts as nothing
+    }
+    return sum;
+  });
+}
+
+/** The last of 1, 2, 5, 10, 20, … that is not above, so that it seldom changes. */
+function roundDown(most: number): number {
+  const ten = 10 ** Math.floor(Math.log10(most));
+  return [5, 2, 1].map(of => of * ten).find(of => of <= most)!;
 }
 
 /** The next of 1, 2, 5, 10, 20, … so that bins do not shift with every step. */

@@ -69,6 +69,8 @@ export interface Kind {
   readonly series: uPlot.Series[];
   /** Whether it counts things: its axis has whole numbers only. */
   readonly whole?: boolean;
+  /** Whether it shows where the checkpoints are; the picked one is shown by all. */
+  readonly marked?: boolean;
   /** Whether a figure of this column belongs to it. */
   tells(column: string): boolean;
   prepare(width: number): Prepared;

@@ -13,6 +13,11 @@ export class Checkpoints {
   private readonly body = h('tbody');
   private readonly table: HTMLElement;
   private readonly none = h('div', { class: 'nbtrain-muted' }, 'None.');
+  private readonly earliest = h(
+    'div',
+    { class: 'nbtrain-muted' },
+    '★ best is the earliest one that is no worse than the highest, as far as the intervals tell.'
+  );
   private readonly unranked = h('div', { class: 'nbtrain-muted' });
   private readonly more = button(
     '',
@@ -59,7 +64,7 @@ export class Checkpoints {
       row => row.id,
       row => this.row(row)
     );
-    this.el.append(title, this.unranked, this.none, wide, this.more);
+    this.el.append(title, this.unranked, this.none, wide, this.more, this.earliest);
   }
 
   update({ about, checkpoints }: Partial<State>): void {
@@ -88,6 +93,8 @@ export class Checkpoints {
     this.rows.update(
       this.all ? items : items.filter((row, at) => at < SHOWN || row.id === this.picked)
     );
+    const best = items.find(row => row.best);
+    show(this.earliest, Boolean(best?.tie));
     show(this.none, items.length === 0);
     show(this.table, items.length > 0);
     show(this.more, items.length > SHOWN);

@@ -10,9 +10,8 @@ const ANNOUNCE = 5_000; // ms between two announcements to a screen reader
 export class Head {
   readonly el = h('header', { class: 'nbtrain-head' });
   private readonly title = h('h3', { class: 'nbtrain-title' });
-  private readonly status = h('span', { class: 'nbtrain-pill' });
+  private readonly pill = h('span', { class: 'nbtrain-pill nbtrain-headline' });
   private readonly subject = h('div', { class: 'nbtrain-muted' });
-  private readonly headline = h('div', { class: 'nbtrain-headline' });
   private readonly bar = h('div', {
     class: 'nbtrain-bar',
     role: 'progressbar',
@@ -23,7 +22,7 @@ export class Head {
   private readonly times = h('span', { class: 'nbtrain-muted' });
   private readonly activity = h('div', { class: 'nbtrain-muted' });
   private readonly counts = h('div', { class: 'nbtrain-muted' });
-  private readonly movement = h('div');
+  private readonly movement = h('div', { class: 'nbtrain-movement' });
   private readonly message = h('div', { class: 'nbtrain-message' });
   private readonly notes = h('div', { class: 'nbtrain-muted' });
   private readonly aloud = h('div', { class: 'nbtrain-aloud', role: 'status' });
@@ -39,12 +38,12 @@ export class Head {
         'div',
         { class: 'nbtrain-line' },
         this.title,
-        this.status,
+        this.pill,
         h('span', { class: 'nbtrain-spring' }),
         this.cancel.el
       ),
       this.subject,
-      h('div', { class: 'nbtrain-line' }, this.headline, this.activity),
+      this.activity,
       h('div', { class: 'nbtrain-line nbtrain-progress' }, this.bar, this.steps, this.times),
       this.message,
       this.movement,
@@ -61,15 +60,16 @@ export class Head {
   update({ head, progress, actions }: Partial<State>): void {
     if (head) {
       say(this.title, head.title);
-      say(this.status, head.doubtful ? `${head.status}, doubtful` : head.status);
-      mark(this.status, 'data-status', head.doubtful ? 'doubtful' : head.status);
+      // The headline names the status, as a rule
+      const named = head.headline.includes(head.status);
+      say(this.pill, named ? head.headline : `${head.status}, ${head.headline}`);
+      mark(this.pill, 'data-status', head.doubtful ? 'doubtful' : head.status);
       sayOrHide(this.subject, head.subject);
-      sayOrHide(this.headline, head.headline);
       sayOrHide(this.activity, head.activity);
       sayOrHide(this.message, head.message);
       mark(this.message, 'data-severity', head.status === 'failed' ? 'problem' : 'hint');
       sayOrHide(this.notes, head.notes.join('\n'));
-      this.announce(`${head.title}: ${head.status}. ${head.headline}`);
+      this.announce(`${head.title}: ${this.pill.textContent}`);
     }
     if (progress) {
       const planned = progress.total - progress.start;
@@ -79,10 +79,11 @@ export class Head {
       mark(this.bar, 'aria-valuemin', String(progress.start));
       mark(this.bar, 'aria-valuemax', String(progress.total));
       mark(this.bar, 'aria-valuenow', String(progress.completed));
-      say(this.steps, `step ${progress.completed} of ${progress.total}`);
+      const from = progress.start ? ` (from step ${progress.start})` : '';
+      say(this.steps, `step ${progress.completed} of ${progress.total}${from}`);
       const { elapsed_seconds: elapsed, eta_seconds: eta } = progress;
       const times = [
-        elapsed === null ? null : `${duration(elapsed)} so far`,
+        elapsed === null ? null : `${duration(elapsed)}${eta === null ? '' : ' so far'}`,
         eta === null ? null : `about ${duration(eta)} left`
       ];
       say(this.times, times.filter(Boolean).join(' · '));

@@ -27,9 +27,14 @@ export class Log {
     if (log === undefined) {
       return;
     }
+    const told = log === '' ? 'Nothing was logged.' : log;
+    if (!this.el.open || this.text.textContent === told) {
+      say(this.text, told); // no layout is asked for
+      return;
+    }
     const { scrollTop, clientHeight, scrollHeight } = this.text;
     const atEnd = scrollTop + clientHeight >= scrollHeight - NEAR;
-    say(this.text, log === '' ? 'Nothing was logged.' : log);
+    say(this.text, told);
     if (atEnd) {
       this.toEnd();
     }

@@ -5,12 +5,13 @@ import type { Link } from './link';
 import { resumeTab } from './resuming';
 import type { Tab } from './tab';
 import { tryTab } from './trying';
-import { interval, score } from './words';
+import { interval, pythonText, score } from './words';
 
 /** What can be done with the picked checkpoint. */
 export class Picked {
   readonly el = h('section', { class: 'nbtrain-section nbtrain-picked', hidden: true });
   private readonly title = h('h4');
+  private readonly inPython = h('code', { class: 'nbtrain-muted nbtrain-python' });
   private readonly list = h('div', { role: 'tablist', class: 'nbtrain-tabs' });
   private readonly tabs: { tab: Tab; button: HTMLButtonElement }[];
   private row: CheckpointRow | null = null;
@@ -47,7 +48,14 @@ export class Picked {
       this.byKey(event);
     });
     mark(this.list, 'aria-label', 'With this checkpoint');
-    this.el.append(this.title, this.list, ...all.map(tab => tab.el));
+    const line = h(
+      'div',
+      { class: 'nbtrain-line' },
+      this.title,
+      h('span', { class: 'nbtrain-spring' }),
+      this.inPython
+    );
+    this.el.append(line, this.list, ...all.map(tab => tab.el));
   }
 
   update(row: CheckpointRow | null, state: Partial<State>): void {
@@ -60,6 +68,8 @@ export class Picked {
     const scored =
       row.score === null ? '' : ` · ${score(row.score)} ${interval(row.low, row.high)}`;
     say(this.title, `Checkpoint of step ${row.step}${scored}`);
+    const run = state.head?.name ?? state.head?.run_id ?? '';
+    say(this.inPython, `nbtrain.attach(${pythonText(run)}).panel().selected`);
     if (!allowed.some(({ tab }) => tab.action === this.open)) {
       this.open = allowed[0]?.tab.action ?? null;
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary, ref
 
 from nbtrain.client.glance import READ_WITHIN
 from nbtrain.notebook.panel import messages
@@ -48,12 +48,21 @@ class Panels:
         self._asking: WeakSet[Shown] = WeakSet()
         self._following: WeakSet[Shown] = WeakSet()
         self._told: WeakSet[Shown] = WeakSet()
+        self._newest: ref[Shown] | None = None
         self._phase: object = None
 
     def add(self, panel: Shown) -> None:
         """Take a panel in; what it tells is brought up to date at the next look."""
         with self._lock:
             self._all.add(panel)
+            self._newest = ref(panel)
+
+    @property
+    def newest(self) -> Shown | None:
+        """The panel that was made for the run, or turned to it, last; ``None`` without any."""
+        with self._lock:
+            newest = self._newest() if self._newest is not None else None
+            return newest if newest in self._all else next(iter(self._all), None)
 
     def drop(self, panel: Shown) -> None:
         """Forget a panel."""

@@ -5,17 +5,23 @@ import {
   align,
   bin,
   extent,
-  gaps,
   interpolate,
   nearest,
   smooth,
+  present,
   smoothingWindow,
   thin,
   union
 } from '../series';
 
-it('makes gaps of what is no finite number', () => {
-  expect(gaps([1, NaN, Infinity, -Infinity, 0])).toEqual([1, null, null, null, 0]);
+it('leaves out what is no finite number, and interrupts the line where it is told to', () => {
+  expect(present([1, NaN, Infinity, 2, -Infinity], [4])).toEqual([
+    1,
+    undefined,
+    undefined,
+    2,
+    null
+  ]);
 });
 
 it('smooths over the last figures and leaves gaps out of the mean', () => {
