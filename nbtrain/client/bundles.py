@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.listing import Listing, Unreadable, readable
+from nbtrain.client.parts import Part
 from nbtrain.errors import NotFound
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class BundleItem:
         )
 
 
-class Bundles:
+class Bundles(Part):
     """``client.bundles``."""
 
     def __init__(self, parts: Parts) -> None:

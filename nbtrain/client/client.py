@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.listing import Listing, Pages
-from nbtrain.client.parts import Parts
+from nbtrain.client.parts import Part, Parts
 from nbtrain.client.records import TrajectoryItem
 from nbtrain.client.refusals import Later
 from nbtrain.client.run import Run
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["BaseModels", "Client", "Trajectories"]
 
 
-class Client:
+class Client(Part):
     """Everything nbtrain can do, for programs and notebooks.
 
     ``home`` is the folder for data (default: ``$NBTRAIN_HOME``, else the platform's user data
@@ -88,7 +88,7 @@ class Client:
         return BaseModels(self._parts)
 
 
-class Trajectories:
+class Trajectories(Part):
     """``client.trajectories``."""
 
     def __init__(self, parts: Parts) -> None:
@@ -116,7 +116,7 @@ class Trajectories:
         )
 
 
-class BaseModels:
+class BaseModels(Part):
     """``client.base_models``."""
 
     def __init__(self, parts: Parts) -> None:

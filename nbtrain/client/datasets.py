@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.client.dataset_analysis import DatasetAnalysis, RowPreview, loss_rules
 from nbtrain.client.dataset_rows import DatasetRow, RowPage
 from nbtrain.client.listing import Listing, Unreadable, readable
+from nbtrain.client.parts import Part
 from nbtrain.errors import Problem, Refused
 from nbtrain.plan.fields import describe, plain, span
 
@@ -89,7 +90,7 @@ class DatasetItem:
         return "\n".join([*lines, *(f"  {finding}" for finding in self.findings)])
 
 
-class Datasets:
+class Datasets(Part):
     """``client.datasets``. A dataset is named by an item, a name, an id or a prefix."""
 
     def __init__(self, parts: Parts) -> None:

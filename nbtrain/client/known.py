@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from nbtrain.client.parts import Part
+
 if TYPE_CHECKING:
     from nbtrain.client.parts import Parts
     from nbtrain.store import StoredRun
@@ -22,7 +24,7 @@ Named = list[tuple[str, str]]
 """Words that name something, each with a few words about it."""
 
 
-class Known:
+class Known(Part):
     """Names, ids and what they stand for. Nothing is registered, computed or loaded."""
 
     def __init__(self, parts: Parts) -> None:

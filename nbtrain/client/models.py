@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbtrain.client.listing import Listing
+from nbtrain.client.parts import Part
 from nbtrain.client.refusals import refuse
 from nbtrain.errors import NotFound, Refused
 
@@ -110,7 +111,7 @@ class ModelItem:
         )
 
 
-class Models:
+class Models(Part):
     """``client.models``."""
 
     def __init__(self, parts: Parts) -> None:

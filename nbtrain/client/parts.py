@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbtrain.client.refusals import Later
 from nbtrain.client.run import Run
 from nbtrain.errors import NotFound
 
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
     from nbtrain.rewards.bundles import BundleRegistry
     from nbtrain.store import Store
 
-__all__ = ["Parts"]
+__all__ = ["Part", "Parts"]
+
+
+class Part:
+    """A part of a client, or the client itself: shown, it names what it offers."""
+
+    def __repr__(self) -> str:
+        offers = [name for name in dir(self) if not name.startswith("_")]
+        built = [name for name in offers if not isinstance(vars(self).get(name), Later)]
+        return f"<{type(self).__name__}: {', '.join(built)}>"
 
 
 class Parts:

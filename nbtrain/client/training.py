@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from nbtrain.client.descriptors import read_descriptor
 from nbtrain.client.frames import frame
 from nbtrain.client.listing import Listing, row_of
+from nbtrain.client.parts import Part
 from nbtrain.client.refusals import SubmittedBefore
 from nbtrain.client.resolved import ResolvedView
 from nbtrain.client.resolved_descriptor import DescriptorView
@@ -47,7 +48,7 @@ class OptionsListing(Listing[ModelOptions]):
         return frame(rows)
 
 
-class Training:
+class Training(Part):
     """Everything about training runs. Runs are named by a Run, a name, an id or a prefix."""
 
     def __init__(self, parts: Parts) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.client import tables
 from nbtrain.client.listing import Listing
+from nbtrain.client.parts import Part
 from nbtrain.client.records import Checkpoint, HeldOutPoint, Progress, RewardPoint, StepSummary
 from nbtrain.client.run import RUN_COLUMNS, Run, RunListing
 from nbtrain.errors import Problem, Refused
@@ -22,7 +23,7 @@ __all__ = ["Checkpoints", "Rewards", "RunRef", "Runs"]
 RunRef = Run | str
 
 
-class Runs:
+class Runs(Part):
     """``client.training.runs``."""
 
     def __init__(self, parts: Parts) -> None:
@@ -102,7 +103,7 @@ class Runs:
         return self.get(training_run_id).wait(timeout)
 
 
-class Rewards:
+class Rewards(Part):
     """``client.training.rewards``."""
 
     def __init__(self, parts: Parts) -> None:
@@ -123,7 +124,7 @@ class Rewards:
         return Listing(tables.held_out_points(rows, self._parts.store), HeldOutPoint.columns())
 
 
-class Checkpoints:
+class Checkpoints(Part):
     """``client.training.checkpoints``."""
 
     def __init__(self, parts: Parts) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.building import HELD_OUT, build
 from nbtrain.client.listing import Listing, Unreadable, readable
+from nbtrain.client.parts import Part
 from nbtrain.errors import NotFound, Problem, Refused
 from nbtrain.plan.fields import plain
 
@@ -94,7 +95,7 @@ class WorkloadItem:
         return f"<Workload {called}{self.id[:12]}: {', '.join(told)}>{note}"
 
 
-class Workloads:
+class Workloads(Part):
     """``client.workloads``."""
 
     def __init__(self, parts: Parts) -> None:
