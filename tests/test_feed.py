@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import stored
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nbtrain.client import Client, Run, feed, feed_parts, shown_parts
@@ -152,6 +152,8 @@ EVENTS = st.tuples(
 )
 
 
+@example(events=[("validate", 0)])
+@example(events=[("make", 0), ("come_back", 0), ("look", 0), ("go_back", 1), ("make", 1)])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(EVENTS, max_size=14))
 def test_everything_is_the_sum_of_the_news(

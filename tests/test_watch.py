@@ -42,10 +42,11 @@ def history(run: Run, steps: int) -> None:
 
 
 def updates(seen: Kernel) -> list[dict[str, Any]]:
-    """What was published for a display so far, the kernel's queue drained."""
+    """What was published for a static output so far, the kernel's queue drained."""
     seen.run("None")
     kinds = ("display_data", "update_display_data")
-    return [m for m in seen.messages if m["msg_type"] in kinds]
+    found = [m for m in seen.messages if m["msg_type"] in kinds]
+    return [m for m in found if "display_id" in m["content"]["transient"]]
 
 
 @pytest.fixture

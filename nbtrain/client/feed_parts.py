@@ -38,6 +38,7 @@ class Parts:
         self._picked: object = None
         self._weights = False
         self._clocks = 0.0
+        self._still: dict[str, Any] = {}
         self._not_finite_read = 0
         self._not_finite: dict[int, list[dict[str, Any]]] = {}
 
@@ -55,7 +56,7 @@ class Parts:
         now = {
             "head": make.head(self.run, summary, over=over),
             "diagnosis": make.findings(glance.findings(AS_READ)),
-            **self._progress(summary, steps),
+            **self._progress(summary),
             **self._checkpoints(),
         }
         self._once("about", now, lambda: make.about(self.run, glance.plan))
@@ -89,16 +90,17 @@ class Parts:
         later = time.monotonic() + min(_LONGEST, max(_PAUSES[name], pause))
         self._due[name] = 0.0 if over else later
 
-    def _progress(self, summary: RunSummary, steps: Hashable) -> dict[str, Any]:
-        """How far the run is; without a step the clocks alone are no reason to tell it again."""
-        state = (steps, summary.status, summary.phase, summary.activity, summary.attempted)
-        late = self._glance.is_final or time.monotonic() < self._clocks + _CLOCKS
-        if self._made_of.get("progress") == state and late:
-            return {}
-        self._made_of["progress"] = state
-        self._clocks = time.monotonic()
+    def _progress(self, summary: RunSummary) -> dict[str, Any]:
+        """How far the run is; the clocks alone are no reason to tell it again at every look."""
         times = [row["created_at"] for row in make.newest(self._glance.followed.steps)]
-        return {"progress": make.progress(summary, times, time.time())}
+        now = make.progress(summary, times, time.time())
+        still = {name: value for name, value in now.items() if not name.endswith("_seconds")}
+        late = not self._glance.is_final and time.monotonic() >= self._clocks + _CLOCKS
+        if still == self._still and not late:
+            return {}
+        self._still = still
+        self._clocks = time.monotonic()
+        return {"progress": now}
 
     def _checkpoints(self) -> dict[str, Any]:
         picked = self._glance.picks(AS_READ)

@@ -81,8 +81,9 @@ class Followed:
             if seen.state == "gone" and not row.ended_for_good:
                 row, seen = self._look()
             if self._anew(pulse, row):
-                pulse = self.store.pulse(self.run_key)
-                row = pulse.run
+                if self._step_cursor or self._round_cursor:
+                    pulse = self.store.pulse(self.run_key)
+                    row = pulse.run
                 self._begin(row, pulse)
             self.row, self.seen = row, seen
             self._take(pulse.steps, pulse.rounds)

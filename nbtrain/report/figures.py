@@ -22,7 +22,7 @@ RATE = "#6e7781"
 _GRID = "#d9d9d9"
 _BARS = 40  # error bars at most: of more intervals, a band
 _POINTS = 240  # more cannot be told apart on 640 pixels
-_COLOURS = 24  # of the palette the PNG is reduced to, for each axes: a third of the bytes
+_COLOURS = 16  # of the palette the PNG is reduced to, for each axes: a fifth of the bytes
 
 
 def reward_figure(

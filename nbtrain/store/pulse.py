@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import CursorResult, bindparam, select
 
 from nbtrain.errors import NotFound
 from nbtrain.plan.phases import Phase
@@ -75,11 +76,16 @@ def pulse(database: Database, run_key: int, steps_after: int, rounds_after: int)
             msg = f"there is no run with the key {run_key}"
             raise NotFound(msg)
         attempt = connection.execute(_ATTEMPT, {"key": run_key}).mappings().first()
-        steps = connection.execute(_STEPS, {"key": run_key, "after": steps_after}).mappings()
-        rounds = connection.execute(_ROUNDS, {"key": run_key, "after": rounds_after}).mappings()
+        steps = connection.execute(_STEPS, {"key": run_key, "after": steps_after})
+        rounds = connection.execute(_ROUNDS, {"key": run_key, "after": rounds_after})
         return Pulse(
             StoredRun(**{**found, "phase": Phase(found["phase"])}),
             None if attempt is None else dict(attempt),
-            [dict(row) for row in steps],
-            [dict(row) for row in rounds],
+            _dicts(steps),
+            _dicts(rounds),
         )
+
+
+def _dicts(result: CursorResult[Any]) -> list[Row]:
+    names = tuple(result.keys())
+    return [dict(zip(names, row, strict=True)) for row in result]
