@@ -49,7 +49,7 @@ def points(panel: Any, chart: str = "curve") -> int:
     return int(panel.locator(f"[data-chart={chart}]").get_attribute("data-points") or 0)
 
 
-def wait_status(panel: Any, status: str, seconds: float = 180) -> None:
+def wait_status(panel: Any, status: str, seconds: float = 240) -> None:
     panel.locator(f".nbtrain-pill[data-status={status}]").wait_for(timeout=seconds * 1000)
 
 
@@ -69,8 +69,8 @@ def test_a_run_is_watched_picked_from_and_found_again(
     assert panel.bounding_box()["y"] > static.bounding_box()["y"]
 
     # It moves
-    panel.locator("[data-chart=curve][data-points]").wait_for(timeout=60_000)
-    until(lambda: points(panel) >= 3, 60, "no steps came")
+    panel.locator("[data-chart=curve][data-points]").wait_for(timeout=180_000)
+    until(lambda: points(panel) >= 3, 120, "no steps came")
     before, phase = points(panel), panel.locator(".nbtrain-headline").inner_text()
     bar = panel.get_by_role("progressbar")
     at = int(bar.get_attribute("aria-valuenow"))
@@ -149,25 +149,25 @@ def test_a_picked_checkpoint_is_tried_exported_and_gone_on_from(
     panel.get_by_role("radio", name="step 8,").check()
 
     panel.get_by_role("tab", name="Try").click()
-    panel.get_by_label("Prompt").fill("What is 2 + 2?")
-    panel.get_by_label("Replies").fill("2")
-    panel.get_by_role("button", name="Generate").click()
+    panel.get_by_role("textbox", name="Prompt").fill("What is 2 + 2?")
+    panel.get_by_role("spinbutton", name="Replies").fill("2")
+    panel.get_by_role("button", name="Generate", exact=True).click()
     panel.locator(".nbtrain-reply").nth(1).wait_for(timeout=120_000)
     assert "step 8" in panel.locator(".nbtrain-replies").inner_text()
     notebook.screenshot(tmp_path / "tried.png")
 
     panel.get_by_role("tab", name="Export").click()
-    panel.get_by_label("Folder").fill(str(tmp_path / "adapter"))
-    panel.get_by_role("button", name="Export").click()
+    panel.get_by_role("textbox", name="Folder").fill(str(tmp_path / "adapter"))
+    panel.get_by_role("button", name="Export", exact=True).click()
     panel.get_by_text("the adapter is in").wait_for(timeout=60_000)
     notebook.screenshot(tmp_path / "exported.png")
     exported = {path.name for path in (tmp_path / "adapter").rglob("*")}
     assert exported >= {"adapter_config.json", "adapter_model.safetensors"}
 
     panel.get_by_role("tab", name="Resume").click()
-    panel.get_by_label("Further steps").fill("4")
-    panel.get_by_label("Name").fill("second")
-    panel.get_by_role("button", name="Resume").click()
+    panel.get_by_role("spinbutton", name="Further steps").fill("4")
+    panel.get_by_role("textbox", name="Name").fill("second")
+    panel.get_by_role("button", name="Resume", exact=True).click()
     follow = panel.get_by_role("button", name="Follow it here")
     follow.wait_for(timeout=60_000)
     notebook.screenshot(tmp_path / "resumed.png")

@@ -112,8 +112,8 @@ function standIn({ model, el }: View): { say(text: string): void; remove(): void
   const late = setTimeout(() => {
     const name = model.get('run_name') as string;
     note.textContent =
-      'The kernel behind this panel is gone or does not answer. In a new cell, ' +
-      `nbtrain.attach(${JSON.stringify(name)}) or %train watch ${name} brings the panel back.`;
+      'The kernel behind this panel is gone or does not answer. In a new cell, import nbtrain; ' +
+      `nbtrain.attach(${JSON.stringify(name)}).panel() brings the panel back.`;
   }, PATIENCE);
   show();
   model.on('change:told', show);

@@ -27,6 +27,7 @@ export class Head {
   private readonly notes = h('div', { class: 'nbtrain-muted' });
   private readonly aloud = h('div', { class: 'nbtrain-aloud', role: 'status' });
   private readonly cancel: Cancel;
+  private over = false;
   private announcedAt = -Infinity;
   private announceLater: ReturnType<typeof setTimeout> | undefined;
 
@@ -59,6 +60,7 @@ export class Head {
 
   update({ head, progress, actions }: Partial<State>): void {
     if (head) {
+      this.over = head.over;
       say(this.title, head.title);
       // The headline names the status, as a rule
       const named = head.headline.includes(head.status);
@@ -83,7 +85,7 @@ export class Head {
       say(this.steps, `step ${progress.completed} of ${progress.total}${from}`);
       const { elapsed_seconds: elapsed, eta_seconds: eta } = progress;
       const times = [
-        elapsed === null ? null : `${duration(elapsed)}${eta === null ? '' : ' so far'}`,
+        elapsed === null ? null : duration(elapsed) + (this.over ? '' : ' so far'),
         eta === null ? null : `about ${duration(eta)} left`
       ];
       say(this.times, times.filter(Boolean).join(' · '));

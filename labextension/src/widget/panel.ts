@@ -172,8 +172,8 @@ export class Panel {
     sayOrHide(
       this.alert,
       gone
-        ? 'The kernel is gone or does not answer. In a fresh kernel: ' +
-            `nbtrain.attach(${pythonText(run)}).panel(), or %train watch ${run}`
+        ? 'The kernel is gone or does not answer. In a new cell, import nbtrain; ' +
+            `nbtrain.attach(${pythonText(run)}).panel() brings the panel back.`
         : null
     );
     say(this.waiting, gone ? '' : 'Asking the kernel for the run …');

@@ -1,34 +1,26 @@
 import type { State, TrajectoryShown } from '../protocol';
-import { button, h, Keyed, mark, say, sayOrHide, show } from './dom';
+import { button, h, Keyed, mark, say, show } from './dom';
 import type { Drawn } from './dom';
 import { counted, figure } from './words';
 
 /** The best and the worst of the newest step. */
 export class Trajectories {
-  readonly el = h('details', { class: 'nbtrain-section', open: true });
+  readonly el = h('details', { class: 'nbtrain-section', open: true, hidden: true });
   private readonly title = h('summary', {}, 'Trajectories');
   private readonly best = new Side('Best');
   private readonly worst = new Side('Worst');
-  private readonly none = h('div', { class: 'nbtrain-muted' }, 'None.');
 
   constructor() {
-    this.el.append(
-      this.title,
-      this.none,
-      h('div', { class: 'nbtrain-sides' }, this.best.el, this.worst.el)
-    );
+    this.el.append(this.title, h('div', { class: 'nbtrain-sides' }, this.best.el, this.worst.el));
   }
 
-  update({ about, trajectories }: Partial<State>): void {
-    if (about) {
-      show(this.el, !about.supervised);
-    }
+  update({ trajectories }: Partial<State>): void {
     if (!trajectories) {
       return;
     }
     const { step, best, worst } = trajectories;
     say(this.title, step === null ? 'Trajectories' : `Trajectories of step ${step}`);
-    show(this.none, best.length + worst.length === 0);
+    show(this.el, best.length + worst.length > 0);
     this.best.update(best);
     this.worst.update(worst);
   }
@@ -63,7 +55,15 @@ function card(): Drawn<TrajectoryShown> {
     update: item => {
       say(reward, item.reward === null ? 'no reward' : `reward ${figure(item.reward)}`);
       say(verdict, item.verdict);
-      sayOrHide(terms, item.terms.map(({ name, score }) => `${name} ${figure(score)}`).join(' · '));
+      // A name of the other direction must not turn the figure behind it
+      terms.replaceChildren(
+        ...item.terms.flatMap(({ name, score }, at) => [
+          at ? ' · ' : '',
+          h('bdi', {}, name),
+          ` ${figure(score)}`
+        ])
+      );
+      show(terms, item.terms.length > 0);
       const size = `${counted(item.turns, 'turn')}, ${counted(item.tokens, 'token')}`;
       say(how, `${item.reason} · ${size}`);
       prompt.say(item.prompt);

@@ -92,7 +92,7 @@ it('says after ten seconds how to get the panel back, and still takes a late ans
   await vi.advanceTimersByTimeAsync(9_900);
   expect(el.textContent).not.toContain('nbtrain.attach');
   await vi.advanceTimersByTimeAsync(200);
-  expect(el.textContent).toContain('nbtrain.attach("first") or %train watch first');
+  expect(el.textContent).toContain('nbtrain.attach("first").panel() brings');
   kernel.answer('a1', PROGRAM);
   await vi.waitFor(() => expect(el.textContent).toBe('drawn'));
 });

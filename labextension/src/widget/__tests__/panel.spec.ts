@@ -521,8 +521,8 @@ describe('the kernel', () => {
     seconds(2);
     expect(find('.nbtrain-panel').classList).toContain('nbtrain-gone');
     expect(text('[role=alert]')).toBe(
-      'The kernel is gone or does not answer. In a fresh kernel: ' +
-        "nbtrain.attach('first').panel(), or %train watch first"
+      'The kernel is gone or does not answer. In a new cell, import nbtrain; ' +
+        "nbtrain.attach('first').panel() brings the panel back."
     );
     expect(button('Generate').matches(':disabled')).toBe(true);
     expect(button('Generate').getAttribute('aria-busy')).toBeNull();
