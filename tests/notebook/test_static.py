@@ -6,7 +6,9 @@ words that are markup. What the plain one has no element for, the other must not
 
 from __future__ import annotations
 
+import base64
 import importlib
+import io
 import json
 import pkgutil
 import re
@@ -18,6 +20,7 @@ import ipywidgets
 import pytest
 import stored
 from IPython.core.formatters import DisplayFormatter
+from PIL import Image
 from saved import Markup
 from shells import Shell
 
@@ -39,6 +42,7 @@ from nbtrain.notebook.form.form import Form
 from nbtrain.notebook.option_table import OptionTable
 from nbtrain.plan.checks import Check
 from nbtrain.plan.phases import Phase
+from nbtrain.report.figures import HELD_OUT, REWARD
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=\"alert('2')\">"
@@ -344,3 +348,20 @@ def test_a_run_of_sixty_steps_is_kept_in_less_than_60_kb(home: Path) -> None:
     data = bundle(run)
     assert set(data) == {"text/plain", "text/html", "image/png"}
     assert sum(map(len, data.values())) < 60_000
+
+
+def test_the_small_picture_keeps_the_colours_of_a_dense_curve(home: Path) -> None:
+    run = stored.create(Client(), num_steps=240)
+    stored.train(run)
+    for number in range(1, 241):
+        stored.step(run, number, float(number % 2), text=False)
+        if number % 40 == 0:
+            stored.validate(run, number, number / 240)
+    stored.finish(run)
+    picture = base64.b64decode(bundle(run)["image/png"])
+    colours = Image.open(io.BytesIO(picture)).convert("RGB").getcolors()
+    for wanted in (REWARD, HELD_OUT):
+        red, green, blue = (int(wanted[at : at + 2], 16) for at in (1, 3, 5))
+        assert any(
+            max(abs(r - red), abs(g - green), abs(b - blue)) < 30 for _, (r, g, b) in colours
+        ), wanted
