@@ -108,7 +108,7 @@ def show(
 
 def _show_panel(shell: Any, run: Run) -> None:
     try:
-        data, metadata = panel(run)._repr_mimebundle_()
+        data, metadata = panel(run).bundle()
     except NbtrainError:  # a source tree whose page was not built: the summary is enough
         logger.debug("no panel", exc_info=True)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import anywidget
@@ -157,13 +158,17 @@ class RunPanel(anywidget.AnyWidget):  # type: ignore[misc]
         return f"<panel of {self._run.title}>"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """The widget, and for where there is none which run it is.
+        """The widget, and for where there is none which run it is and how it stood when shown."""
+        stood = [f"when it was shown: {line}" for line in self.told.splitlines()[:1]]
+        stood += self.told.splitlines()[1:]
+        return self.bundle(stood, **kwargs)
 
-        An output is not brought up to date, so it says nothing of how the run stands.
-        """
+    def bundle(self, stood: Sequence[str] = (), **kwargs: Any) -> Any:
+        """What is displayed; ``stood`` says how the run stands, where no summary is beside it."""
         data, metadata = super()._repr_mimebundle_(**kwargs)
         lines = [
             f"live panel of {self._run.title}; it needs its kernel",
+            *stood,
             f"the run as it stands: nbtrain.attach({self._run.id[:12]!r})",
         ]
         data["text/plain"] = "\n".join(lines)
