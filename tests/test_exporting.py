@@ -142,12 +142,42 @@ def test_a_workbook_holds_texts_as_texts_and_says_what_it_cut(
     assert last[names.index("traceback")].quotePrefix
     assert manifest(files)["tables"]["trajectories"]["left_out"] == [
         "1 texts cut to 32,767 characters, the most that a cell holds",
-        "1 texts with control characters, each replaced by \ufffd",
+        "1 texts with characters that no workbook holds, each replaced by \ufffd",
     ]
     assert book["metrics"]["A2"].value == 1
     assert book["events"]["A2"].value.year > 2000
     for each in book.worksheets:
         assert all(cell.data_type != "f" for row in each.iter_rows() for cell in row)
+
+
+def test_a_workbook_can_be_read_whatever_character_a_text_holds(tmp_path: Path) -> None:
+    """XML 1.0 forbids more than control characters; every one is replaced and counted."""
+    fine = "\t\n\x20\x7f\x85\ud7ff\ue000\ufffd\U00010000\U0010ffff"
+    forbidden = [chr(n) for n in range(32) if n not in (9, 10, 13)]
+    forbidden += ["\ud800", "\udbff", "\udc00", "\udfff", "\ufffe", "\uffff"]
+    columns = [writers.Column("t", "text"), writers.Column("odd \x07\ufffe\ud800", "json")]
+    rows = [{"t": f"a{char}b", columns[1].name: [char]} for char in forbidden]
+    with writers.writer_for("xlsx", tmp_path) as writer:
+        written = writer.write("t", columns, [[*rows, {"t": fine}]])
+    sheet = openpyxl.load_workbook(written.path)["t"]
+    values = [row[0].value for row in sheet.iter_rows()]
+    assert values == ["t", *["a\ufffdb"] * len(forbidden), fine]
+    assert sheet["B1"].value == "odd \ufffd\ufffd\ufffd"
+    # JSON spells control characters out; what it leaves as they are are the other six
+    count = len(forbidden) + 6
+    assert written.said == [
+        f"{count} texts with characters that no workbook holds, each replaced by \ufffd"
+    ]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_column_of_any_name_is_written(tmp_path: Path, form: str) -> None:
+    columns = [writers.Column("=1\ud800", "integer")]
+    with writers.writer_for(form, tmp_path) as writer:
+        path = writer.write("t", columns, [[{"=1\ud800": 1}]]).path
+    found = pd.read_parquet(path) if form == "parquet" else pd.read_csv(path)
+    assert list(found.columns) == ["=1\ufffd" if form == "parquet" else "'=1\ufffd"]
+    assert found.iloc[0, 0] == 1
 
 
 def test_a_sheet_that_is_full_says_what_is_left_off(

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,8 @@ ROW_LIMIT = 1_048_575
 """Rows that a sheet of Excel holds below the names of its columns."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+"""What XML 1.0, and so a workbook, cannot hold."""
 _STANDS_FOR = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -41,6 +43,11 @@ class Column:
     name: str
     kind: Kind
     meaning: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name as a file can hold it."""
+        return _SURROGATES.sub(_STANDS_FOR, self.name)
 
 
 @dataclass(slots=True)
@@ -74,12 +81,18 @@ def _kind(value: Any) -> Kind:
 
 def plain(value: Any, kind: Kind) -> Any:
     """A value as every format takes it: ``None`` for nothing and for what is no number."""
+    found = _given(value, kind)
+    return _SURROGATES.sub(_STANDS_FOR, found) if isinstance(found, str) else found
+
+
+def _given(value: Any, kind: Kind) -> Any:
+    """The same with every character that a text has."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     if kind == "json":
         value = json.dumps(value, ensure_ascii=False)
     if kind in ("json", "text"):
-        return _SURROGATES.sub(_STANDS_FOR, str(value))
+        return str(value)
     if kind == "time":
         return datetime.fromtimestamp(value, UTC)
     if kind == "integer":
@@ -116,11 +129,13 @@ def writer_for(form: str, folder: Path) -> TableWriter:
 
 
 def _values(
-    columns: Sequence[Column], pieces: Iterable[Sequence[Mapping[str, Any]]]
+    columns: Sequence[Column],
+    pieces: Iterable[Sequence[Mapping[str, Any]]],
+    read: Callable[[Any, Kind], Any] = plain,
 ) -> Iterator[list[Any]]:
     for rows in pieces:
         for row in rows:
-            yield [plain(row.get(column.name), column.kind) for column in columns]
+            yield [read(row.get(column.name), column.kind) for column in columns]
 
 
 class _Parquet(TableWriter):
@@ -151,7 +166,7 @@ def _schema(columns: Sequence[Column]) -> pa.Schema:
         "flag": pa.bool_(), "time": pa.timestamp("ms", tz="UTC"),
     }  # fmt: skip
     return pa.schema(
-        [pa.field(c.name, types[c.kind], metadata={"meaning": c.meaning}) for c in columns]
+        [pa.field(c.title, types[c.kind], metadata={"meaning": c.meaning}) for c in columns]
     )
 
 
@@ -163,7 +178,7 @@ class _Csv(TableWriter):
         told = [column.kind in ("text", "json") for column in columns]
         with written.path.open("w", encoding="utf-8", newline="") as file:
             out = csv.writer(file)
-            out.writerow([column.name for column in columns])
+            out.writerow([_inert(column.title) for column in columns])
             for values in _values(columns, pieces):
                 out.writerow(
                     [
@@ -211,10 +226,10 @@ class _Excel(TableWriter):
     ) -> Written:
         sheet = self._book.create_sheet(name)
         sheet.freeze_panes = "A2"
-        sheet.append([column.name for column in columns])
+        sheet.append([_cell(sheet, column.title)[0] for column in columns])
         written = Written(self.folder / "tables.xlsx", said=[])
         cut = odd = left_off = 0
-        for values in _values(columns, pieces):
+        for values in _values(columns, pieces, _given):
             if written.rows == ROW_LIMIT:
                 left_off += 1
                 continue
@@ -228,7 +243,7 @@ class _Excel(TableWriter):
             written.rows += 1
         counted = (
             (cut, f"texts cut to {CELL_LIMIT:,} characters, the most that a cell holds"),
-            (odd, f"texts with control characters, each replaced by {_STANDS_FOR}"),
+            (odd, f"texts with characters that no workbook holds, each replaced by {_STANDS_FOR}"),
             (left_off, f"rows left off, as a sheet holds {ROW_LIMIT + 1:,}"),
         )
         written.said = [f"{count:,} {what}" for count, what in counted if count]
@@ -242,9 +257,8 @@ def _cell(sheet: Any, value: Any) -> tuple[Any, bool, bool]:
     if not isinstance(value, str):
         return value, False, False
     from openpyxl.cell import WriteOnlyCell
-    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
-    told, odd = ILLEGAL_CHARACTERS_RE.subn(_STANDS_FOR, value)
+    told, odd = _NOT_XML.subn(_STANDS_FOR, value)
     long = len(told) > CELL_LIMIT
     cell = WriteOnlyCell(sheet)
     cell.value = told[:CELL_LIMIT]
