@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from nbtrain.errors import Refused
 from nbtrain.plan.phases import Phase
 from nbtrain.report import drawing, page
 from nbtrain.report.drawing import Line, draw_lines, draw_stack
+from nbtrain.report.markup import Markup
 
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">&amp;"
 ENDING = f"{HOSTILE}\x00\ud800"  # what no page may contain
@@ -250,6 +252,31 @@ def test_only_a_report_is_replaced(client: Client, tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.glob("*r.html*")) == ["r.html"]
     assert page.is_report(path)
     assert len(first) > 1000
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_leads_to_is_the_report(tmp_path: Path, there: bool) -> None:
+    real, link = tmp_path / "far" / ("r" * 255), tmp_path / "link.html"
+    link.symlink_to(real)
+    if there:
+        page.write_page(real, page.page("old", Markup(), [], ""))
+    assert page.write_page(link, page.page("new", Markup(), [], "")) == link
+    assert link.is_symlink()
+    assert "<title>new</title>" in real.read_text()
+    assert [path.name for path in real.parent.iterdir()] == [real.name]
+
+
+def test_a_pipe_a_socket_and_a_device_are_refused_unopened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(str(tmp_path / "socket"))
+        for path in (*(tmp_path / name for name in ("pipe", "link", "socket")), Path("/dev/null")):
+            with pytest.raises(Refused, match="a pipe, a socket or a device"):
+                page.write_page(path, "x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match=r"lies beneath .*file, which is no folder"):
+        page.write_page(tmp_path / "file" / "x" / "y.html", "x")
 
 
 def test_a_full_disk_leaves_the_earlier_report(

@@ -32,7 +32,7 @@ class Client(Part):
     """
 
     def __init__(self, home: str | Path | None = None, store_url: str | None = None) -> None:
-        self._parts = Parts(Path(home) if home is not None else None, store_url)
+        self._parts = Parts(home, store_url)
         self.evaluations = Later("client.evaluations")
 
     @cached_property

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.export_tables import TABLES, Exported, tables_of
+from nbtrain.client.new_folder import NewFolder
 from nbtrain.errors import Problem, Refused
 from nbtrain.report.writers import FORMATS, Written, writer_for
 
@@ -43,34 +42,25 @@ def export(run: Run, folder: str | Path, format: str = "parquet") -> list[Path]:
     could not hold. Trajectories come with their texts and are read and written in pieces, so that
     a long run needs no more memory than a short one.
 
-    The folder is made; :class:`~nbtrain.errors.Refused` for one that holds anything, and for
-    another format. It is there whole or not at all, also where the disk is full (``OSError``).
+    The folder is made, or filled where it is there and empty; links are followed.
+    :class:`~nbtrain.errors.Refused` for one that holds anything, and for another format. The
+    files are there whole or not at all, also where the disk is full (``OSError``).
     """
-    target = Path(folder).expanduser().absolute()
-    _check(target, format)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    half = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    half.mkdir()
-    try:
+    place = NewFolder(folder, "an export")
+    _check(place, format)
+    with place.filled(_MANIFEST) as half:
         written = _write(run, half, format)
         _describe(run, half, format, written)
-        half.replace(target)
-    except BaseException:
-        shutil.rmtree(half, ignore_errors=True)
-        raise
     names = dict.fromkeys([*(each.path.name for _, each in written), _MANIFEST])
-    return [target / name for name in names]
+    return [place.path / name for name in names]
 
 
-def _check(target: Path, form: str) -> None:
+def _check(place: NewFolder, form: str) -> None:
     problems = []
     if form not in FORMATS:
         message = f"format {form!r} is none that tables are exported in"
         problems.append(Problem("format", message, form, ", ".join(FORMATS)))
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        what = "holds something already" if target.is_dir() else "is a file"
-        message = f"{target} {what}: an export takes a new or an empty folder"
-        problems.append(Problem("folder", message, str(target), hint="State another folder"))
+    problems += place.problems
     if problems:
         raise Refused(problems)
 

@@ -33,16 +33,17 @@ class Part:
 class Parts:
     """What the parts of a client share; the store is opened when first needed."""
 
-    def __init__(self, home: Path | None, url: str | None) -> None:
+    def __init__(self, home: str | Path | None, url: str | None) -> None:
         self._home = home
         self._url = url
 
     @cached_property
     def store(self) -> Store:
         """The store."""
-        from nbtrain.store import open_store
+        from nbtrain.store import open_store, usable_path
 
-        return open_store(self._home, self._url)
+        home = None if self._home is None else usable_path(self._home, "home")
+        return open_store(home, self._url)
 
     @cached_property
     def catalog(self) -> Catalog:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import tables
 from nbtrain.client.listing import Listing
+from nbtrain.client.new_folder import NewFolder
 from nbtrain.client.records import Checkpoint
 from nbtrain.errors import Problem, Refused, StoreError
 from nbtrain.report import checkpoint_table
@@ -91,7 +90,7 @@ def export_adapter(checkpoint: Checkpoint, folder: str | Path) -> Path:
 
     It holds what ``PeftModel.from_pretrained(base, folder)`` loads, ``adapter_model.safetensors``
     and ``adapter_config.json`` with the base model's name in it, and ``nbtrain.json``: run, step,
-    base model, score and hashes. It is there whole or not at all (``OSError``).
+    base model, score and hashes. They are there whole or not at all (``OSError``).
 
     Raises
     ------
@@ -99,33 +98,18 @@ def export_adapter(checkpoint: Checkpoint, folder: str | Path) -> Path:
         When the folder holds anything, the checkpoint has no weights, or its files are gone or
         are no longer those that were saved.
     """
-    target = Path(folder).expanduser().absolute()
-    problems = [*_unfit(target), *_without_weights(checkpoint)]
+    place = NewFolder(folder, "an adapter")
+    problems = [*place.problems, *_without_weights(checkpoint)]
     if problems:
         raise Refused(problems)
     weights, config, manifest = _files(checkpoint)
     base = _base_model(checkpoint)
     config |= {"base_model_name_or_path": base["name_or_path"], "revision": base["revision"]}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    half = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    half.mkdir()
-    try:
+    with place.filled(_ABOUT) as half:
         (half / _WEIGHTS).write_bytes(weights)
         for name, data in ((_CONFIG, config), (_ABOUT, _about(checkpoint, base, manifest))):
             (half / name).write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", "utf-8")
-        half.replace(target)
-    except BaseException:
-        shutil.rmtree(half, ignore_errors=True)
-        raise
-    return target
-
-
-def _unfit(target: Path) -> list[Problem]:
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return []
-    what = "holds something already" if target.is_dir() else "is a file"
-    message = f"folder: {target} {what}; an adapter goes into a new or an empty folder"
-    return [Problem("folder", message, str(target), hint="State another folder")]
+    return place.path
 
 
 def _without_weights(checkpoint: Checkpoint) -> list[Problem]:

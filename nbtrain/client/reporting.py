@@ -37,9 +37,10 @@ def report(run: Run, path: str | Path) -> Path:
     """Write one self-contained HTML file about ``run`` and return its absolute path.
 
     During a run it shows what is there. Missing folders are made. An earlier report at ``path``
-    is replaced, anything else refused with :class:`~nbtrain.errors.Refused`.
+    is replaced, where it is a link what that leads to; anything else is refused with
+    :class:`~nbtrain.errors.Refused`.
     """
-    return write_page(Path(path), run_page(page_of(run)))
+    return write_page(path, run_page(page_of(run)))
 
 
 def page_of(run: Run) -> RunPage:

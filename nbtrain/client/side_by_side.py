@@ -97,7 +97,7 @@ class RunComparison:
         sections = [
             _section(run, label) for run, label in zip(self.runs, compared.labels, strict=True)
         ]
-        return write_page(Path(path), comparison_page(compared, sections, made_by()))
+        return write_page(path, comparison_page(compared, sections, made_by()))
 
     def __repr__(self) -> str:
         return as_text(self._compared())

@@ -14,6 +14,7 @@ from pathlib import Path
 from nbtrain.errors import Problem, Refused
 from nbtrain.report import palette
 from nbtrain.report.markup import Markup, joined, mark, text
+from nbtrain.store import usable_path
 
 __all__ = ["is_report", "page", "write_page"]
 
@@ -50,22 +51,25 @@ def is_report(path: Path) -> bool:
         return f'name="generator" content="{_GENERATOR}"'.encode() in file.read(_HEAD)
 
 
-def write_page(path: Path, content: str) -> Path:
+def write_page(given: str | os.PathLike[str], content: str) -> Path:
     """Write the page whole or not at all, and return its absolute path.
 
-    An earlier report is replaced; any other file, and a folder, stays. Raises :class:`Refused`
-    for these, ``OSError`` where it cannot be written.
+    An earlier report is replaced; any other file, a folder, and what is no file stays, unopened
+    where opening it could wait. A link stays too: what it leads to is replaced, or made. Raises
+    :class:`Refused` for what stays and for no usable path, ``OSError`` where it cannot be written.
     """
-    path = path.expanduser().absolute()
-    _check(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    path = usable_path(given, "path")
+    real = Path(os.path.realpath(path))
+    _check(path, real)
+    real.parent.mkdir(parents=True, exist_ok=True)
+    # Short whatever the file's name: a file system has a limit for these
+    half = real.with_name(f".half-{secrets.token_hex(8)}")
     try:
         with half.open("x", encoding="utf-8", newline="\n") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        half.replace(path)
+        half.replace(real)
     except BaseException:
         with suppress(OSError):
             half.unlink(missing_ok=True)
@@ -73,15 +77,22 @@ def write_page(path: Path, content: str) -> Path:
     return path
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, real: Path) -> None:
     hint = "State another path, or move what is there"
     if path.is_dir():
         message = f"{path} is a folder: a report is one file"
         hint = f"State a file, such as {path / 'report.html'}"
-    elif path.exists() and not is_report(path):
+    elif path.exists() and not path.is_file():
+        message = f"{path} is a pipe, a socket or a device: a report is a file"
+    elif path.exists():
+        if is_report(path):
+            return
         message = f"{path} exists and is no report of nbtrain: it is not replaced"
     else:
-        return
+        above = next(folder for folder in real.parents if folder.exists())
+        if above.is_dir():
+            return
+        message = f"{path} lies beneath {above}, which is no folder"
     raise Refused([Problem("path", message, str(path), hint=hint)])
 
 

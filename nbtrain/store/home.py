@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from nbtrain.errors import Problem, Refused, StoreError
@@ -23,11 +24,11 @@ __all__ = [
 def home_folder() -> Path:
     """``$NBTRAIN_HOME``, or nbtrain's folder among the platform's user data; made 0700.
 
-    Raises :class:`StoreError` when it cannot be made.
+    Raises :class:`StoreError` when it cannot be made, :class:`Refused` for no usable path.
     """
     stated = os.environ.get("NBTRAIN_HOME")
     if stated:
-        return private_folder(Path(stated).expanduser().absolute())
+        return private_folder(usable_path(stated, "NBTRAIN_HOME"))
     # platformdirs is imported only where the home is not stated: a rank's home always is
     import platformdirs
 
@@ -74,10 +75,9 @@ def usable_path(given: str | os.PathLike[str], field: str) -> Path:
         if not os.fspath(given):
             msg = "it is empty"
             raise ValueError(msg)
-        path = Path(given).expanduser().absolute()
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return Path(os.path.expanduser(given)).absolute()
+        path = Path(given).expanduser().absolute()  # which fails where the current folder is gone
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(path)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         shown = str(given)
@@ -109,7 +109,7 @@ def put_file(path: Path, data: bytes) -> None:
     """Make ``path`` hold ``data``, whole or as before, 0600. Raises ``OSError``."""
     if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return
-    handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    handle, half = tempfile.mkstemp(dir=path.parent, prefix=".half-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
