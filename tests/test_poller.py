@@ -75,14 +75,24 @@ def test_an_error_is_neither_raised_nor_printed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_stop_forgets_the_views_and_ends_the_thread(quick: None) -> None:
+def test_stop_ends_the_thread_and_resume_goes_on_with_every_view(quick: None) -> None:
     followed = Poller()
-    followed.watch(Countdown(10**9))
+    before, later = Countdown(10**9), Countdown(3)
+    followed.watch(before)
     thread = followed._thread
     assert thread is not None
     followed.stop()
-    assert followed.watching == 0
     assert not thread.is_alive()
+    left = before.left
+    followed.watch(later)  # a page that is still open asks for something meanwhile
+    assert followed._thread is None
+    before.left = min(left, 3)
+    followed.resume()
+    for view in (before, later):
+        assert view.final.wait(10)
+    wait_until(lambda: followed.watching == 0)
+    followed.resume()
+    assert followed._thread is None
 
 
 def test_a_view_that_does_not_move_is_looked_at_less_often() -> None:

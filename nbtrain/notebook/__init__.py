@@ -8,10 +8,10 @@ __all__ = ["load", "unload"]
 
 
 def load(shell: Any) -> None:
-    """Register ``%%train`` and ``%train``."""
+    """Register ``%%train`` and ``%train``; outputs from before an ``unload`` go on."""
     from nbtrain.client import fronts, waiting
     from nbtrain.notebook import completion
-    from nbtrain.notebook.live import bring_up_to_date, panel
+    from nbtrain.notebook.live import bring_up_to_date, panel, poller
     from nbtrain.notebook.magics import TrainMagics
 
     shell.register_magics(TrainMagics)
@@ -22,10 +22,11 @@ def load(shell: Any) -> None:
         fronts.panels.append(panel)
     if _with_a_body not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(_with_a_body)
+    poller.resume()
 
 
 def unload(shell: Any) -> None:
-    """Take the magics and the thread away again; runs go on."""
+    """Take the magics and the thread away again; runs go on, and their outputs stay as they are."""
     from nbtrain.client import fronts, waiting
     from nbtrain.notebook import completion
     from nbtrain.notebook.live import bring_up_to_date, panel, poller

@@ -51,18 +51,20 @@ class Poller:
         that pause. One that is followed already goes on; ``now`` hurries it.
         """
         with self._lock:
-            self._stopping = False
             due = self._views.get(view)
             if due is None:
                 due = self._views[view] = _Due(least)
             if now:
                 due.at = time.monotonic()
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="nbtrain-poller", daemon=True
-                )
-                self._thread.start()
+            self._begin()
         self._wake.set()
+
+    def _begin(self) -> None:
+        """Start the thread where there is none; the lock is held."""
+        if self._stopping or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._thread = threading.Thread(target=self._run, name="nbtrain-poller", daemon=True)
+        self._thread.start()
 
     @property
     def watching(self) -> int:
@@ -80,14 +82,28 @@ class Poller:
         self._look(view)
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Forget every view and end the thread, waiting for it up to ``timeout`` seconds."""
+        """End the thread, waiting for it up to ``timeout`` seconds.
+
+        What is followed, now or later, is looked at again once :meth:`resume` is called.
+        """
         with self._lock:
             self._stopping = True
-            self._views.clear()
             thread, self._thread = self._thread, None
         self._wake.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
+
+    def resume(self) -> None:
+        """After :meth:`stop`, look at everything that is followed, at once."""
+        with self._lock:
+            if not self._stopping:
+                return
+            self._stopping = False
+            for due in self._views.values():
+                due.at = time.monotonic()
+            if self._views:
+                self._begin()
+        self._wake.set()
 
     def _run(self) -> None:
         while True:

@@ -65,6 +65,24 @@ def test_watch_shows_the_summary_and_the_panel_and_its_page_hears_everything(run
             page.listen(lambda c: True, 5)
 
 
+def test_after_a_reload_of_the_extension_every_output_goes_on(run: Run) -> None:
+    with kernel() as seen:
+        seen.run("%train watch big")
+        page = KernelPage(seen)
+        page.send({"kind": "hello"})
+        page.update()
+        seen.run("%unload_ext nbtrain")
+        stored.step(run, 2)
+        stored.finish(run)
+        seen.run("%reload_ext nbtrain")
+        page.listen(lambda c: c.get("state", {}).get("head", {}).get("over", False), 20)
+        page.listen(lambda c: c["kind"] == "tick", 10)
+        assert "COMPLETED" in page.state["told"]
+        seen.run("import time; time.sleep(1)")
+        static = [shown for shown in displays(seen) if WIDGET not in shown["data"]]
+        assert "COMPLETED" in static[-1]["data"]["text/plain"]
+
+
 def subshell(seen: Kernel) -> str:
     request = seen.client.session.msg("create_subshell_request")
     seen.client.control_channel.send(request)
