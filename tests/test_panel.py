@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import stored
+from ipywidgets.widgets.widget import _instances
 
 from nbtrain.client import Checkpoint, Client, Run, feed, fronts, going_on
 from nbtrain.client.feed import Feed
 from nbtrain.errors import NbtrainError, NotFound
-from nbtrain.notebook.panel import messages, program, views
+from nbtrain.notebook.panel import actions, messages, program, views
 from nbtrain.notebook.panel.messages import as_asked
 from nbtrain.notebook.panel.program import Program
 from nbtrain.notebook.panel.views import Views
@@ -427,6 +430,52 @@ def test_follow_turns_the_panel_to_another_run(
     assert "other" in panel.told
 
 
+def test_an_action_that_ended_is_answered_again_and_never_done_again(
+    panel: Panel, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Run, "cancel", lambda self: asked.append(self.id))
+    first = panel.do("cancel", 7)
+    failed = panel.do("follow", 8)
+    for request, action in ((7, "cancel"), (8, "follow"), (7, "cancel")):
+        panel.say({"kind": "do", "id": request, "action": action, "args": {}})
+    assert panel.of("done") == [first, failed, first, failed, first]
+    assert asked == [run.id]
+    monkeypatch.setattr(actions, "_REMEMBERED", 2)
+    panel.do("cancel", 9)
+    assert list(panel._actions._ended) == [8, 9]
+
+
+def test_any_number_of_hellos_costs_two_updates_a_second(
+    panel: Panel, run: Run, poller: Still, all_views: Views, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(views, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    hurried: list[object] = []
+    follow = all_views.follow
+    monkeypatch.setattr(
+        all_views, "follow", lambda panels, **how: hurried.append(how) or follow(panels, **how)
+    )
+    for _ in range(10_000):
+        panel.say({"kind": "hello"})
+    assert len(hurried) == 1
+    for _ in range(20):
+        panel.say({"kind": "hello"})
+        poller.turn()
+    assert len(panel.of("update")) == 1
+    stored.step(run, 2)
+    poller.turn()  # what is new comes all the same
+    assert [update["base"] > 0 for update in panel.of("update")] == [False, True]
+    stored.finish(run)
+    for _ in range(2):
+        poller.turn()
+    now[0] += views.PAUSE
+    for _ in range(3):  # the last one is answered, though the run is over
+        poller.turn()
+    assert panel.of("update")[-1]["base"] == 0
+    assert [update["base"] for update in panel.of("update")].count(0) == 2
+
+
 # Python's side
 
 
@@ -449,6 +498,54 @@ def test_selected_is_the_picked_checkpoint(panel: Panel, run: Run) -> None:
         panel.selected = stored.save(other, 1)
     with pytest.raises(NotFound):
         panel.selected = "abcdef"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"selected_id": 5}, {"selected_id": ["ab"]}, {"selected_id": "a" * 65},
+        {"selected_id": "x" * 1_000_000}, {"selected_id": "\ud800"}, {"selected_id": "a\n"},
+        {"run_id": None}, {"run_id": "ab" * 32, "run_name": "other", "told": "x" * 1_000_000},
+        {"_esm": "export default {}"}, {"layout": "IPY_MODEL_x"}, {"_view_name": None},
+    ],
+)  # fmt: skip
+def test_a_page_sets_the_pick_and_nothing_else(panel: Panel, state: dict[str, Any]) -> None:
+    before = panel.get_state()
+    panel.set_state(state)
+    assert panel.get_state() == before
+    panel.set_state({**state, "selected_id": "ab" * 32})
+    assert panel.get_state() == before | {"selected_id": "ab" * 32}
+    panel.set_state({"selected_id": ""})
+    assert panel.selected is None
+
+
+def test_a_run_of_another_home_has_a_panel_of_its_own(
+    run: Run, all_views: Views, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run._store.home, tmp_path / "copied")
+    monkeypatch.setenv("NBTRAIN_HOME", str(tmp_path / "copied"))
+    other, again = Client().training.runs.get(run.id), Client().training.runs.get(run.id)
+    assert (other.id, other == again, hash(other)) == (run.id, True, hash(again))
+    assert other != run
+    panels = [Panel(handle, all_views) for handle in (run, other, again)]
+    assert all_views.of(run) is not all_views.of(other)
+    assert all_views.of(other) is all_views.of(again)
+    assert all_views.of(run).newest is panels[0]
+    panels[1].do("cancel")
+    assert (len(run._store.commands(run._key)), len(other._store.commands(other._key))) == (0, 1)
+    panels[0].turn_to(other)
+    assert panels[0].run == other
+    for panel in panels:
+        panel.close()
+
+
+def test_a_closed_panel_leaves_no_widget(run: Run, all_views: Views) -> None:
+    before = set(_instances)
+    panel = Panel(run, all_views)
+    assert len(set(_instances) - before) == 2
+    panel.close()
+    panel.close()
+    assert set(_instances) == before
 
 
 def test_an_update_is_columns_behind_a_plain_description(run: Run) -> None:

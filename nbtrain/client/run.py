@@ -341,17 +341,21 @@ class Run(RunTables, NotYet):
             request_cancel(self._store, row)
         return self
 
-    # A run is its id
+    # A run is its id in its store: in a copied home the same id is another run to act on
 
     def to_row(self) -> dict[str, Any]:
         """The run as one row of a table of runs."""
         return _as_row(self._row())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Run) and other.id == self.id
+        return isinstance(other, Run) and other._place == self._place
 
     def __hash__(self) -> int:
-        return hash(self.id)
+        return hash(self._place)
+
+    @property
+    def _place(self) -> tuple[str, str, str]:
+        return str(self._store.home), self._store.url, self.id
 
     def __iter__(self) -> Iterator[Any]:
         msg = "a run is no list; its tables are run.rewards, run.groups, run.checkpoints, …"

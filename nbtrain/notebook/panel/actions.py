@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Actions"]
 
 _AT_ONCE = 4
+_REMEMBERED = 1_000
+"""Actions whose ends are kept; with a page's own ids, none is asked for again after as many."""
 _MOST_PROMPTS = 64
 _LONGEST = 20_000  # characters of a reply that a page is sent
 _MOST_STEPS = 1_000_000
@@ -62,6 +64,7 @@ class Actions:
         self._panel = panel
         self._lock = threading.Lock()
         self._running: set[int] = set()
+        self._ended: dict[int, messages.Message] = {}
 
     def begin(self, asked: messages.Asked) -> None:
         """Start what a page asked for and return at once."""
@@ -73,9 +76,13 @@ class Actions:
         with self._lock:
             if request in self._running:
                 return  # a page that asks twice gets one answer
+            ended = self._ended.get(request)
             full = len(self._running) >= _AT_ONCE
-            if not full:
+            if not full and ended is None:
                 self._running.add(request)
+        if ended is not None:  # one that did not hear the answer gets it again, and no second act
+            self._panel.deliver(ended)
+            return
         if full:
             told = f"{_AT_ONCE} actions are under way already: wait for one of them"
             self._panel.deliver(messages.done(request, told, ok=False))
@@ -100,9 +107,11 @@ class Actions:
             # Nothing may be printed from here: it would land under whichever cell was run last
             logger.debug("an action of a panel failed", exc_info=True)
             end = messages.done(request, f"{type(error).__name__}: {error}", ok=False)
-        finally:
-            with self._lock:
-                self._running.discard(request)
+        with self._lock:
+            self._running.discard(request)
+            self._ended[request] = end
+            while len(self._ended) > _REMEMBERED:
+                del self._ended[next(iter(self._ended))]
         self._panel.deliver(end)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakSet, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 from nbtrain.client.glance import READ_WITHIN
 from nbtrain.notebook.panel import messages
@@ -20,7 +21,7 @@ __all__ = ["Panels", "Shown", "Views"]
 TICK = 3.0
 """Seconds between two signs of life."""
 PAUSE = 0.5
-"""Least seconds between two updates."""
+"""Least seconds between two updates, and between two times that a panel is sent everything."""
 
 
 class Shown(Protocol):
@@ -48,6 +49,7 @@ class Panels:
         self._asking: WeakSet[Shown] = WeakSet()
         self._following: WeakSet[Shown] = WeakSet()
         self._told: WeakSet[Shown] = WeakSet()
+        self._whole_at: WeakKeyDictionary[Shown, float] = WeakKeyDictionary()
         self._newest: ref[Shown] | None = None
         self._phase: object = None
 
@@ -70,11 +72,13 @@ class Panels:
             for group in (self._all, self._asking, self._following, self._told):
                 group.discard(panel)
 
-    def ask(self, panel: Shown) -> None:
-        """A page that has just drawn itself wants everything."""
+    def ask(self, panel: Shown) -> bool:
+        """A page that has just drawn itself wants everything; false where it waits already."""
         with self._lock:
-            if panel in self._all:
-                self._asking.add(panel)
+            if panel not in self._all or panel in self._asking:
+                return False
+            self._asking.add(panel)
+            return True
 
     @property
     def seen(self) -> bool:
@@ -94,19 +98,24 @@ class Panels:
                 from nbtrain.client.feed import Feed
 
                 self._feed = Feed(self.run)
-            following = self._following - self._asking
+            now = time.monotonic()
+            answered = [p for p in self._asking if now >= self._whole_at.get(p, -PAUSE) + PAUSE]
+            asking: WeakSet[Shown] = WeakSet(answered)
+            following = self._following - asking
             new = self._feed.news(self._serial) if following else None
             if new is not None:
                 self._send(following, messages.update(new))
-            asking = bool(self._asking)
-            if asking:
+            if answered:
                 # As of the same moment, so that the next news builds on both
                 whole = self._feed.whole(read=not following)
-                self._send(self._asking, messages.update(whole))
-                self._following |= self._asking
-                self._asking.clear()
+                self._send(asking, messages.update(whole))
+                self._following |= asking
+                self._asking -= asking
+                self._whole_at.update(dict.fromkeys(answered, now))
             self._serial = self._feed.serial
-            return new is not None or asking, self._feed.is_final
+            waiting = bool(self._asking)
+            changed = new is not None or bool(answered) or waiting
+            return changed, self._feed.is_final and not waiting
 
     def tick(self) -> None:
         """Let pages know that the kernel lives."""
@@ -138,14 +147,14 @@ class Views:
         self._poller = poller
         self._when_over = when_over
         self._lock = threading.Lock()
-        self._by_run: WeakValueDictionary[str, _Followed] = WeakValueDictionary()
+        self._by_run: WeakValueDictionary[Run, _Followed] = WeakValueDictionary()
 
     def of(self, run: Run) -> Panels:
         """The panels of this run. They are kept by whoever holds them, and while looked at."""
         with self._lock:
-            found = self._by_run.get(run.id)
+            found = self._by_run.get(run)
             if found is None:
-                found = self._by_run[run.id] = _Followed(run, self._when_over)
+                found = self._by_run[run] = _Followed(run, self._when_over)
             return found
 
     def follow(self, panels: Panels, *, now: bool = False) -> None:
@@ -157,7 +166,7 @@ class Views:
     def seen(self, run: Run) -> bool:
         """Whether a page shows a panel of this run, and with it the run's curve."""
         with self._lock:
-            found = self._by_run.get(run.id)
+            found = self._by_run.get(run)
         return found is not None and found.seen
 
     def look(self) -> tuple[bool, bool]:

@@ -22,6 +22,8 @@ from nbtrain.notebook.panel.views import Panels, Views
 
 __all__ = ["RunPanel"]
 
+_LONGEST_ID = 64
+
 logger = logging.getLogger(__name__)
 
 
@@ -116,7 +118,10 @@ class RunPanel(anywidget.AnyWidget):  # type: ignore[misc]
         if panels is not None:
             panels.drop(self)
         self._panels = None
+        layout = self.layout
         super().close()
+        if layout is not None:
+            layout.close()
 
     # What the poller and the actions call, from threads of their own
 
@@ -134,9 +139,18 @@ class RunPanel(anywidget.AnyWidget):  # type: ignore[misc]
             self.told = text
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
-        """Take over what a page changed; it may come in a subshell while the poller tells."""
-        with self._guard:
-            super().set_state(sync_data)
+        """Take over what a page changed; it may come in a subshell while the poller tells.
+
+        A page may change the pick alone; anything else that it sends is left out.
+        """
+        taken = {
+            name: value
+            for name, value in sync_data.items()
+            if name == "selected_id" and _can_be_picked(value)
+        }
+        if taken:
+            with self._guard:
+                super().set_state(taken)
 
     def _hear(self, _: Any, content: Any, __: Any) -> None:
         asked = messages.as_asked(content)
@@ -146,8 +160,8 @@ class RunPanel(anywidget.AnyWidget):  # type: ignore[misc]
         if asked.kind == "code":
             self.deliver(messages.code(program(), asked.have))
         elif asked.kind == "hello":
-            panels.ask(self)
-            self._views.follow(panels, now=True)
+            if panels.ask(self):
+                self._views.follow(panels, now=True)
         else:
             self._actions.begin(asked)
 
@@ -178,3 +192,10 @@ class RunPanel(anywidget.AnyWidget):  # type: ignore[misc]
             f'line-height:1.45;opacity:0.85">{body}</div>'
         )
         return data, metadata
+
+
+def _can_be_picked(value: object) -> bool:
+    """Whether a page may set this as the id of the pick; empty text and ``None`` are no pick."""
+    return value is None or (
+        isinstance(value, str) and len(value) <= _LONGEST_ID and value.isprintable()
+    )
