@@ -25,8 +25,6 @@ from nbtrain.notebook.panel import messages
 SECONDS = 60.0
 PACE = 1 / 3
 BAR = 0.01
-LOOP = "t = time.process_time(); sum(n for n in range(2_000_000)); time.process_time() - t"
-NOMINAL = 0.12  # CPU seconds that the loop takes on a core of 3 GHz that nobody else uses
 
 
 class Training:
@@ -76,22 +74,20 @@ def test_watching_a_run_costs_one_percent_of_a_core(home: Path, panels: int) -> 
         time.sleep(SECONDS)
         cpu, took = spent(seen) - cpu, time.monotonic() - begun
         steps = training.step - first
-        # A core that is shared makes every CPU second dearer: what it does to a plain loop
-        slower = max(1.0, min(float(seen.run(LOOP)) for _ in range(3)) / NOMINAL)
         for page in pages:
             for message in seen.messages:
                 page.take(message)
         updates = [c for page in pages for c, _ in page.heard if c["kind"] == "update"]
     share = cpu / took
     print(
-        f"{panels} panels: {share:.2%} of a core {slower:.1f} times slower than one that is free, "
+        f"{panels} panels: {share:.2%} of a core, "
         f"{steps / took:.1f} steps/s, "
         f"{len(updates) / took:.1f} updates/s, "
         f"{sum(len(json.dumps(u)) for u in updates) / 1024 / took:.1f} kB/s of JSON"
     )
     assert steps / took > 2
     assert len(updates) >= panels * SECONDS / 4
-    assert share / slower <= BAR * (1 if panels < 2 else SLACK)
+    assert share <= BAR * SLACK
 
 
 def test_the_whole_of_a_long_run_is_there_at_once(home: Path) -> None:
