@@ -45,7 +45,7 @@ def test_a_hundred_default_steps_are_a_hundred_and_one_validations() -> None:
     assert found.max_output_tokens == 30_650 * 8192
     assert found.expected_output_tokens is found.seconds is None
     assert "about 5,000 in 101 validation rounds" in found.line
-    assert "5,050 (about 5,000)" in repr(found)
+    assert "trajectories: 5,050\n" in repr(found)
     assert "time unknown until the first step" in repr(found)
     json.dumps(found.figures(), allow_nan=False)
 

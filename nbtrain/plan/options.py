@@ -113,8 +113,8 @@ _SAMPLING = (
            computed="the lowest level that thinks; null for a model without levels"),
     Option("temperature", "number", "Sampling temperature; 0 is greedy, and then every group "
            "ties.", "sampling", 1.0, min=0, max=2, complaint=defaults.too_cold, modes=_EVERYWHERE),
-    Option("top_p", "number", "Sample from the smallest set of tokens with this probability, "
-           "above 0, which would keep no token; null keeps the model's own.", "sampling", 1.0,
+    Option("top_p", "number", "Sample from the smallest set of tokens whose probabilities sum to "
+           "this, above 0; null keeps the model's own.", "sampling", 1.0,
            min=0, max=1, above_min=True, nullable=True, modes=_EVERYWHERE),
     Option("top_k", "integer", "Sample from the k likeliest tokens; -1 is no limit, null keeps "
            "the model's own.", "sampling", -1, min=-1, max=_MAX_TOKENS, nullable=True,

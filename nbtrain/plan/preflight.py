@@ -121,8 +121,7 @@ class Estimate(Told):
         return (
             f"{show(self.validation_rounds)} validation rounds of "
             f"{show(self.trajectories_per_round)} trajectories: "
-            f"{show(self.validation_trajectories)} "
-            f"(about {show(about(self.validation_trajectories))})"
+            f"{show(self.validation_trajectories)}"
         )
 
     def _span(self, figure: str) -> tuple[float, float] | None:

@@ -53,7 +53,8 @@ def run_attempt(run_id: str, attempt: int) -> int:
         outcome = Outcome("failed", failure=str(stop))
     except Exception as error:
         outcome = _failed(error)
-    log.info("attempt %d %s: %s", attempt, outcome.result, outcome.failure or outcome.ended or "")
+    why = outcome.failure or outcome.ended
+    log.info("attempt %d %s%s", attempt, outcome.result, f": {why}" if why else "")
     insist(lambda: outcome.write(outcome_path(folder, attempt, rank)))
     return 1 if outcome.result == "failed" else 0
 
