@@ -107,9 +107,13 @@ class Trajectories(Part):
 
         ``step`` narrows to one step, ``split`` to ``train`` or ``held_out``; ``after`` is the
         ``trajectory_id`` to go on after, ``limit`` the largest number of items.
+        Raises :class:`~nbtrain.errors.Refused` for a step or a limit that is no whole number from
+        0 on.
         """
         from nbtrain.client.pages import trajectory_pages
+        from nbtrain.client.whole import whole_numbers
 
+        step, limit = whole_numbers(step=step, limit=limit)
         run = self._parts.run(training_run_id)
         return trajectory_pages(
             self._parts.store, run._key, run.id, step=step, split=split, limit=limit, after=after

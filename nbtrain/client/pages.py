@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.client import tables
 from nbtrain.client.listing import Pages
 from nbtrain.client.records import TrajectoryItem
+from nbtrain.client.whole import LARGEST
 from nbtrain.errors import NotFound
 
 if TYPE_CHECKING:
@@ -77,4 +78,5 @@ def _key(ref: str, run_id: str) -> int:
     if head != run_id[:12] or not tail.isdecimal():
         msg = f"{ref!r} is no trajectory of run {run_id[:12]}; one looks like {run_id[:12]}-17"
         raise NotFound(msg)
-    return int(tail)
+    # More digits than the largest has are still a place after all others
+    return min(int(tail), LARGEST) if len(tail) < 20 else LARGEST

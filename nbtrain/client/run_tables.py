@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import readings, tables
+from nbtrain.client.whole import whole_numbers
 from nbtrain.errors import NotFound
 
 if TYPE_CHECKING:
@@ -106,9 +107,11 @@ class RunTables(ABC):
 
         ``outcome`` is its place in the ledger and ``reason`` why; ``budget`` is its limit of
         output tokens where tasks are sampled under several (density-aware training).
-        ``attrs["left_off"]`` counts the others.
+        ``attrs["left_off"]`` counts the others. Raises :class:`~nbtrain.errors.Refused` for a
+        step that is no whole number from 0 on.
         """
         self._sampled("groups")
+        (step,) = whole_numbers(step=step)
         limit = tables.NEWEST if step is None else None
         rows = self._rows("groups", step=step, limit=limit, newest=step is None)
         total = self._store.group_count(self._key) if len(rows) == limit else len(rows)
@@ -155,24 +158,26 @@ class RunTables(ABC):
         return tables.trajectories(rows, self.id, left_off=max(0, total - len(rows)))
 
     def texts(
-        self, step: int | None = None, split: str = "train", limit: int = 100
+        self, step: int | None = None, split: str = "train", limit: int | None = 100
     ) -> pd.DataFrame:
         """What the model was asked and wrote, and what it got: one row per trajectory of a step.
 
         ``step`` is the newest that has trajectories unless stated, ``split`` ``train`` or
-        ``held_out``; at most ``limit`` rows, ``attrs["left_off"]`` counts the others. ``prompt``
-        is the last message of the task's prompt, ``completion`` what followed, with roles where
-        it took several turns, ``terms`` each reward term's unweighted score.
-        Raises ``ValueError`` for another split.
+        ``held_out``; at most ``limit`` rows (``None``: all), ``attrs["left_off"]`` counts the
+        others. ``prompt`` is the last message of the task's prompt, ``completion`` what followed,
+        with roles where it took several turns, ``terms`` each reward term's unweighted score.
+        Raises ``ValueError`` for another split, and for a step or a limit that is no whole number
+        from 0 on.
         """
         self._sampled("texts")
+        step, limit = whole_numbers(step=step, limit=limit)
         self._row()
         find = self._store.trajectories
         if step is None:
             newest = find(self._key, split=split, limit=1, newest=True, columns=("step",))
             step = newest[0]["step"] if newest else 0
         rows = find(self._key, step=step, split=split)
-        shown = rows[: max(0, limit)]
+        shown = rows[:limit]
         found = self._store.texts([row["id"] for row in shown])
         return tables.texts(shown, found, self.id, left_off=len(rows) - len(shown))
 

@@ -10,6 +10,7 @@ from nbtrain.client.listing import Listing
 from nbtrain.client.parts import Part
 from nbtrain.client.records import Checkpoint, HeldOutPoint, Progress, RewardPoint, StepSummary
 from nbtrain.client.run import RUN_COLUMNS, Run, RunListing
+from nbtrain.client.whole import whole_numbers
 from nbtrain.errors import Problem, Refused
 from nbtrain.plan.fields import describe, plain
 
@@ -41,7 +42,11 @@ class Runs(Part):
         return self.get(training_run_id)
 
     def list(self, limit: int | None = None) -> Listing[Run]:
-        """Runs, newest first."""
+        """Runs, newest first, at most ``limit``.
+
+        Raises :class:`Refused` for a limit that is no whole number from 0 on.
+        """
+        (limit,) = whole_numbers(limit=limit)
         store = self._parts.store
         runs = [Run(store, row) for row in store.runs(limit, texts=False)]
         return RunListing(runs, RUN_COLUMNS)
