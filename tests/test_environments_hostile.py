@@ -116,6 +116,9 @@ class Saboteur:
                 says({"messages": [], "done": True})
             case "no messages":
                 says({"messages": [1], "done": True, "seconds": 0.0})
+            case "half":
+                message = {"role": "user", "content": "", "more": [{"\udc00": 1}]}
+                says({"messages": [message], "done": True, "seconds": 0.0})
             case "code":
                 says({"messages": [Odd()], "done": True, "seconds": 0.0})
             case "huge":
@@ -134,6 +137,7 @@ class Saboteur:
         ("none", "its answer is a NoneType"),
         ("no seconds", "its answer lacks its seconds"),
         ("no messages", "'messages' in its answer is not what it has to be"),
+        ("half", "'messages' in its answer holds half a character, '\\udc00'"),
         ("code", "is not plain data"),
         ("huge", "bytes in one answer; at most 64 MiB"),
     ],

@@ -154,3 +154,20 @@ def test_frame_keeps_order_and_fills_what_is_missing() -> None:
     assert table["a"].tolist()[0] == "x"
     assert table["loss"].isna().all()
     assert list(frame([], ("x", "y")).columns) == ["x", "y"]
+
+
+def test_half_a_character_is_shown_as_the_one_that_stands_for_it(home: Path) -> None:
+    """A model's reply, a log or a name may hold one; pandas cannot."""
+    table = frame([{"a": "x\ud800y", "\udfff": 1, "c": {"n": 1}}, {"a": None, "c": "\udc00"}])
+    assert list(table.columns) == ["a", "\ufffd", "c"]
+    assert table["a"].tolist()[0] == "x\ufffdy"
+    assert table["a"].isna().tolist() == [False, True]
+    run = stored.create(Client())
+    text = {"prompt": "\ud800?", "completion": "a\udfff", "terms": {"t": 1.0}, "error": None}
+    row = {"trajectory_id": 1, "group_id": 1, "status": "completed", "text": text}
+    stored.writer(run).commit_step(
+        {"step": 1, "avg_reward": None}, [{"group_id": 1, "size": 1}], [row]
+    )
+    (told,) = run.texts().to_dict("records")
+    assert (told["prompt"], told["completion"]) == ("\ufffd?", "a\ufffd")
+    assert "\ufffd" in run.texts()._repr_html_()

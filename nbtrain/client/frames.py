@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ _FLOATS = frozenset(
     )
 )
 _COUNTS = frozenset(("tie",))  # whole numbers that may be missing
+_HALVES = re.compile("[\ud800-\udfff]")
 _TIMES = frozenset(("created_at", "started_at", "ended_at", "at"))
 
 
@@ -47,12 +49,14 @@ def frame(
     """A frame with one row per mapping; ``columns`` fixes names and order, also of an empty one.
 
     ``left_off`` is how many rows exist that the frame does not hold; it lands in
-    ``attrs["left_off"]``.
+    ``attrs["left_off"]``. Half a character, which a model or a log may leave in a text and
+    pandas cannot hold, is shown as U+FFFD.
     """
     import pandas as pd
 
     names = list(columns) if columns is not None else _names(rows)
-    table = pd.DataFrame({name: _column(name, rows) for name in names}, columns=pd.Index(names))
+    shown = {_whole(name): _column(name, rows) for name in names}
+    table = pd.DataFrame(shown, columns=pd.Index(list(shown)))
     table.attrs["left_off"] = left_off
     return table
 
@@ -75,4 +79,11 @@ def _column(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     if name in _TIMES:
         times = pd.to_datetime(pd.Series(values, dtype="float64"), unit="s", utc=True)
         return times.dt.as_unit("ms")
-    return pd.Series(values, dtype=None if values else "object")
+    try:
+        return pd.Series(values, dtype=None if values else "object")
+    except UnicodeEncodeError:
+        return pd.Series([_whole(v) if isinstance(v, str) else v for v in values])
+
+
+def _whole(text: str) -> str:
+    return _HALVES.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from nbtrain.environments.channel import ChannelError
 from nbtrain.environments.contract import Contract
+from nbtrain.environments.halves import half_in
 from nbtrain.rewards.scoring import ERROR_LIMIT
 
 __all__ = ["DEEPEST", "LARGEST_INT_BITS", "CallKind", "read_answer"]
@@ -41,8 +42,11 @@ def read_answer(kind: CallKind, answer: object) -> dict[str, Any]:
         return {"seconds": seconds, "error": error[:ERROR_LIMIT]}
     read: dict[str, Any] = {"seconds": seconds}
     for name, holds in _FIELDS[kind].items():
-        _check(name, answer.get(name), holds)
-        read[name] = answer.get(name)
+        value = read[name] = answer.get(name)
+        _check(name, value, holds)
+        if kind != "close" and (half := half_in(value)):  # a state is for code, not for a tokenizer
+            msg = f"{name!r} in its answer holds half a character, {half}"
+            raise ChannelError(msg)
     return read
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nbtrain.environments.halves import half_in
 from nbtrain.environments.hints import ALLOWED_HINTS, hint_from_json, hint_to_json
 from nbtrain.errors import Problem
 
@@ -122,6 +123,9 @@ def read_contract(environment: Any) -> tuple[Contract | None, list[Problem]]:
     if cls is None:
         return None, problems
     contract, more = _read_class(name, cls)
+    if contract is not None and (half := half_in(contract.to_json())):
+        message = f"environment: {name} describes its tools with half a character, {half}"
+        return None, [*problems, *more, _problem(message, half, "valid Unicode")]
     return contract, [*problems, *more]
 
 

@@ -10,13 +10,16 @@ import numbers
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from nbtrain.environments.contract import Contract, read_contract
+from nbtrain.environments.halves import half_in
 from nbtrain.environments.plain import NotPlainError, TooLargeError, exact_text, measured, plain
 from nbtrain.rewards.scoring import describe
 
 __all__ = ["Episode", "EpisodeError", "log"]
+
+_Answer = TypeVar("_Answer")
 
 _STATE_LIMIT = 1 << 20
 """Bytes of all that rewards may read; the largest attributes go first, and the log says so."""
@@ -67,7 +70,7 @@ class Episode:
             kind = type(text).__name__
             msg = f"environment {self._name!r}: reset returned a {kind}; allowed: text or None"
             raise EpisodeError(msg)
-        return None if text is None else exact_text(text)
+        return None if text is None else self._whole("reset", exact_text(text))
 
     def act(self, reply: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
         """Its messages to a reply, and whether it is done."""
@@ -106,6 +109,16 @@ class Episode:
             msg = f"environment {self._name!r} raised in {what}: {describe(error)}"
             raise EpisodeError(msg) from None
 
+    def _whole(self, what: str, answer: _Answer) -> _Answer:
+        """The answer, unless a text of it holds what no tokenizer takes."""
+        if half := half_in(answer):
+            msg = (
+                f"environment {self._name!r}: {what} returned text with half a character, {half}; "
+                "allowed: valid Unicode, such as text.encode('utf-8', 'replace').decode()"
+            )
+            raise EpisodeError(msg)
+        return answer
+
     def _awaited(self, value: Any) -> Any:
         if not inspect.isawaitable(value):
             return value
@@ -136,7 +149,7 @@ class Episode:
         except TypeError as error:
             return _told(f"{name}: {error}")
         try:
-            return exact_text(str(self._awaited(method(**arguments))))
+            return self._whole(name, exact_text(str(self._awaited(method(**arguments)))))
         except BaseException as error:  # the model reads it and goes on, as in TRL
             log(f"tool {name!r} raised {describe(error)}")
             return _told(f"{type(error).__name__}: {error}")
@@ -158,7 +171,7 @@ class Episode:
                 if reward is None:
                     self._refuse(f"{_shown(answer[1])} for the reward")
                 self._rewards.append(reward)
-        messages = self._messages(observation)
+        messages = self._whole("step", self._messages(observation))
         return messages, done or not messages
 
     def _messages(self, observation: Any) -> list[dict[str, Any]]:
