@@ -250,6 +250,9 @@ def test_all_bad_arguments_are_refused_at_once_and_nothing_is_asked(
     [
         ([], "prompts is empty"),
         (7, "prompts is 7"),
+        ({"a"}, "prompts is a set"),
+        (frozenset("a"), "prompts is a set"),
+        (b"ab", "prompts is an object of type bytes"),
         ("half \ud800", "not valid Unicode"),
         ([{"role": "user"}], "message 1"),
         ([{"role": "robot", "content": "x"}], "robot"),

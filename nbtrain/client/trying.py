@@ -318,7 +318,7 @@ def _prompts(prompts: Any, *, raw: bool, problems: list[Problem]) -> list[Any]:
     from nbtrain.catalog.rows import read_rows
 
     alone = isinstance(prompts, str | Mapping)
-    if not alone and not isinstance(prompts, Sequence):
+    if not alone and (not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray)):
         to_list = getattr(prompts, "tolist", None)  # a pandas or NumPy column
         listed = to_list() if callable(to_list) else None
         if not isinstance(listed, list):

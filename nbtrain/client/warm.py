@@ -211,7 +211,7 @@ class WarmProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(1)
         if code == -signal.SIGKILL:
-            return "was killed, as a system does that has no memory left,"
+            return "was killed (as a system does that has no memory left)"
         return "died"
 
     # --- starting

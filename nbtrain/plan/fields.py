@@ -150,8 +150,10 @@ def describe(value: object) -> str:
         return f'the text "{brief(value)}"'
     if isinstance(value, Mapping):
         return "a mapping"
-    if isinstance(value, list | tuple | set):
+    if isinstance(value, list | tuple):
         return "a list"
+    if isinstance(value, set | frozenset):
+        return "a set"
     return f"an object of type {type(value).__name__}"
 
 
