@@ -18,7 +18,7 @@ from shells import Shell
 from nbtrain.client import Run, default_client
 from nbtrain.notebook import completion
 from nbtrain.notebook.cell import CellText, read_cell
-from nbtrain.notebook.completion_offers import MOST, offers
+from nbtrain.notebook.completion_offers import LONGEST, MOST, offers
 from nbtrain.notebook.completion_place import body_place, line_place
 from nbtrain.notebook.flags import TRAIN
 from nbtrain.notebook.verbs import VERBS
@@ -32,27 +32,28 @@ class Named:
     """What could be named, without a store."""
 
     def runs(self) -> list[tuple[str, str]]:
-        return [("first", "gspo running"), ("my run", "sft succeeded")]
+        return [("first", "running"), ("my run", "succeeded")]
 
     def checkpoints(self) -> list[tuple[str, str]]:
-        return [("abcdef012345", "step 40, 0.812 of first")]
+        return [("abcdef012345", "step 40 0.81")]
 
     def names(self, kind: str) -> list[tuple[str, str]]:
         return [(f"{kind.replace(' ', '-')}-1", kind), (f"{kind.replace(' ', '-')}-2", kind)]
 
 
-def told(cell: str, names: Mapping[str, object] | None = None) -> list[tuple[str, str]]:
-    """Texts and what is told of them where the bar stands."""
+def told(
+    cell: str, names: Mapping[str, object] | None = None, known: Any = Named
+) -> list[tuple[str, str]]:
+    """Texts and their types where the bar stands."""
     at = cell.index("|")
     row, column = cell.count("\n", 0, at), at - (cell.rfind("\n", 0, at) + 1)
     found = offers(
-        cell.replace("|", "", 1), row, column,
-        known=Named, names=names or {},  # type: ignore[arg-type]
+        cell.replace("|", "", 1), row, column, known=known, names=names or {}
     )  # fmt: skip
     assert found is not None
     before = cell[:at].rpartition("\n")[2]
     assert before.endswith(found[0])
-    return [(offer.text, offer.told) for offer in found[1]]
+    return [(offer.text, offer.type) for offer in found[1]]
 
 
 def at(cell: str, names: Mapping[str, object] | None = None) -> list[str]:
@@ -104,9 +105,55 @@ def test_words_of_lines(cell: str, expected: list[str]) -> None:
     assert at(cell) == expected
 
 
-def test_verbs_tell_what_they_do() -> None:
-    assert ("diagnose", VERBS["diagnose"].help) in told("%train |")
-    assert told("%%train --from |") == [("abcdef012345", "step 40, 0.812 of first")]
+@pytest.mark.parametrize(
+    ("cell", "types"),
+    [
+        ("%train |", {"verb"}),
+        ("%%train |", {"flag"}),
+        ("%%train --method |", {"value"}),
+        ("%%train --workload |", {"workload", "WorkloadItem"}),
+        ("%%train --into |", {"variable"}),
+        ("%train show |", {"running", "succeeded"}),
+        ("%%train --from |", {"step 40 0.81"}),
+        ("%%train\nval_enabled: |", {"value", "default"}),
+        ("%%train\nnum_steps: |", {"default"}),
+        ("%%train\nworkload: $|", {"WorkloadItem"}),
+        ("%%train\n|", {"workload", "base model", "checkpoint", "text", "boolean", "choice",
+                        "integer", "number", "descriptor"}),
+    ],
+)  # fmt: skip
+def test_types_are_a_word_or_two(cell: str, types: set[str], shell: Shell) -> None:
+    names = {"w": default_client().workloads.get("sums")}
+    assert {kind for _, kind in told(cell, names)} == types
+
+
+PLACES = (
+    "%train |", "%train show |", "%train export |", "%train sample |", "%train options |",
+    "%train help |", "%train list --|", "%train bundles |", "%train export a b --format |",
+    "%%train |", "%%train --from |", "%%train --name |", "%%train\n|", "%%train --method sft\n|",
+    "%%train\n{|", "%%train\nkind: run\n|", "%%train\nkind: run\nconfig:\n  |",
+    *(f"%%train\n{name}: |" for name in OPTIONS),
+    *(f"%%train --method sft\n{name}: |" for name in FLAT),
+)  # fmt: skip
+
+
+def test_no_type_is_long_or_breaks_a_line() -> None:
+    class Wordy(Named):
+        def runs(self) -> list[tuple[str, str]]:
+            return [("first", "succeeded\nand much more was told of it")]
+
+        def names(self, kind: str) -> list[tuple[str, str]]:
+            return [(kind, "a description of what it is " * 9)]
+
+    seen = set()
+    for cell in PLACES:
+        for known in (Named, Wordy):
+            for text, kind in told(cell, {"n": 3}, known):
+                assert 0 < len(kind) <= LONGEST, (cell, text, kind)
+                assert kind.splitlines() == [kind]
+                seen.add(kind)
+    assert "succeeded and m…" in seen
+    assert seen >= {"verb", "flag", "integer", "number", "boolean", "choice", "value"}
 
 
 @pytest.mark.parametrize(
@@ -141,11 +188,11 @@ def test_a_body_of_options(cell: str, expected: list[str]) -> None:
 def test_every_key_is_offered_with_what_it_takes() -> None:
     texts = dict(told("%%train\n|"))
     assert list(texts) == [f"{key}: " for key in (*BODY_KEYS, "kind")]
-    assert texts["batch_size: "] == "32 · 1 to 256"
-    assert texts["algorithm: "] == "gspo · gspo or grpo"
+    assert texts["batch_size: "] == "integer"
+    assert texts["algorithm: "] == "choice"
     flat = dict(told("%%train --method sft\n|"))
     assert {f"{key}: " for key in FLAT if key != "algorithm"} <= flat.keys()
-    assert flat["lora_alpha: "].startswith("= 2 x lora_rank")
+    assert flat["lora_alpha: "] == "number"
     assert "group_size: " not in flat
     assert "workload: " not in dict(told("%%train --workload sums\n|"))
     assert "kind: " not in flat
@@ -325,9 +372,9 @@ def test_the_shell_completes_with_types_and_nothing_else(shell: Shell) -> None:
         ("sums", "workload", "su"),
         ("support-triage", "workload", "su"),
     ]
-    assert complete(shell, "%%train\nbatch_s|") == [("batch_size: ", "32 · 1 to 256", "batch_s")]
+    assert complete(shell, "%%train\nbatch_s|") == [("batch_size: ", "integer", "batch_s")]
     assert complete(shell, "%%train\nnothing_like_it|") == [], "no Python names either"
-    assert ("show", "one look at a run", "sh") in complete(shell, "%train sh|")
+    assert ("show", "verb", "sh") in complete(shell, "%train sh|")
 
 
 def test_runs_and_checkpoints_are_read_from_the_store(shell: Shell, launched: list[Run]) -> None:
@@ -339,11 +386,11 @@ def test_runs_and_checkpoints_are_read_from_the_store(shell: Shell, launched: li
         stored.save(run, number)
     best = run.best().checkpoint_id[:12]
     shown = complete(shell, "%%train --from |")
-    assert shown[0] == (best, "step 1, 0.500 of first", "")
-    assert [told for _, told, _ in shown] == ["step 1, 0.500 of first", "step 0, 0.100 of first"]
+    assert shown[0] == (best, "step 1 0.50", "")
+    assert [told for _, told, _ in shown] == ["step 1 0.50", "step 0 0.10"]
     (only,) = complete(shell, "%train show |")
     assert only[0] == "first"
-    assert "gspo running" in only[1]
+    assert only[1] == "running"
     begun = time.process_time()
     for _ in range(20):
         complete(shell, "%%train --from |")

@@ -21,7 +21,7 @@ _RUNS = 10
 """The newest runs whose checkpoints are read; each costs two reads by an index."""
 
 Named = list[tuple[str, str]]
-"""Words that name something, each with a few words about it."""
+"""Words that name something, each with a word or two about it, short enough for a column."""
 
 
 class Known(Part):
@@ -31,11 +31,10 @@ class Known(Part):
         self._parts = parts
 
     def runs(self) -> Named:
-        """The newest runs by name, else by the first 12 digits of their ids; each word once."""
+        """The newest runs by name, else by the first 12 digits of their ids, with their status."""
         found: dict[str, str] = {}
         for row in self._parts.store.runs(MOST, texts=False):
-            steps = f"step {row.completed_steps:,} of {row.total_steps:,}"
-            found.setdefault(row.name or row.short_id, f"{row.method} {row.status}, {steps}")
+            found.setdefault(row.name or row.short_id, row.status)
         return list(found.items())
 
     def checkpoints(self) -> Named:
@@ -52,8 +51,7 @@ class Known(Part):
         scored = []
         for row in saved:
             score = _score(rounds.get(row.step, {}))
-            told = f"step {row.step:,}" + ("" if score is None else f", {score:.3f}")
-            told = f"{told} of {run.name or run.short_id}"
+            told = f"step {row.step}" + ("" if score is None else f" {score:.2f}")
             worth = float("inf") if score is None else score if run.method == "sft" else -score
             scored.append((worth, -row.step, row.short_id, told))
         return [(ident, told) for *_, ident, told in sorted(scored)]

@@ -47,7 +47,7 @@ def _matcher(shell: Any) -> Any:
         if found is None:
             return {"completions": [], "suppress": False}
         typed, offers = found
-        items = [SimpleCompletion(text=o.text, type=o.told or None) for o in offers]
+        items = [SimpleCompletion(text=o.text, type=o.type or None) for o in offers]
         return {
             "completions": items or _Nothing(),
             "matched_fragment": typed,

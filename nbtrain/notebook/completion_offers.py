@@ -19,7 +19,7 @@ from nbtrain.notebook.flags import TRAIN
 from nbtrain.notebook.line import Flag, split
 from nbtrain.notebook.verbs import VERBS
 from nbtrain.plan.as_cell import line_word, yaml_text
-from nbtrain.plan.descriptor.document import FLAT, in_flat
+from nbtrain.plan.descriptor.document import FLAT
 from nbtrain.plan.descriptor.table import FIELDS, METHODS, Field
 from nbtrain.plan.descriptor.terms import NAME, TERMS, WEIGHT
 from nbtrain.plan.fields import Option, as_python, show
@@ -30,22 +30,23 @@ from nbtrain.plan.statements import BODY_KEYS
 if TYPE_CHECKING:
     from nbtrain.client.known import Known
 
-__all__ = ["MOST", "Offer", "offers"]
+__all__ = ["LONGEST", "MOST", "Offer", "offers"]
 
 MOST = 100
 """Offers at one place."""
-_LONGEST = 60  # characters of what is told beside an offer
+LONGEST = 16
+"""Characters of an offer's type: a front end prints it in a narrow column beside the offer."""
 
 Words = Iterable[tuple[str, str]]
-"""Words with what is told of them."""
+"""Words with their types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A text that replaces what is typed, and a few words about it."""
+    """A text that replaces what is typed, and its type in a word or two."""
 
     text: str
-    told: str
+    type: str
 
 
 _NOTHING: tuple[str, list[Offer]] = ("", [])
@@ -97,10 +98,9 @@ _NAMED = {
 }  # fmt: skip
 """Keys of a body, and fields of a descriptor, whose value names something."""
 
-_TOLD = {
-    "workload": "what to train on", "base_model_slug": "the base model",
-    "parent_checkpoint_id": "go on from it", "display_name": "the run's name",
-    "load_weights_only": "false · true or false",
+_TYPES = {
+    "workload": "workload", "base_model_slug": "base model", "parent_checkpoint_id": "checkpoint",
+    "display_name": "text", "load_weights_only": "boolean",
 }  # fmt: skip
 _GROUPS = ("config.reward", "config.reward.terms")
 
@@ -179,7 +179,7 @@ def _of_line(at: LinePlace, world: _World) -> Words:
     if at.flag is not None:
         return ()
     if not rest:
-        return [(verb.name, verb.help) for verb in VERBS.values()]
+        return [(verb.name, "verb") for verb in VERBS.values()]
     verb = VERBS.get(rest[0])
     if verb is None:
         return ()
@@ -192,16 +192,16 @@ def _of_line(at: LinePlace, world: _World) -> Words:
 
 def _of_kind(kind: str, world: _World) -> list[tuple[str, str]]:
     if kind == "verb":
-        return [(verb.name, verb.help) for verb in VERBS.values()]
+        return [(verb.name, "verb") for verb in VERBS.values()]
     if kind == "option or base model":
         found = list(world.of("base model"))
-        return [*found, *((o.name, _about(o)) for o in OPTIONS.values())]
+        return [*found, *((o.name, _of_option(o)) for o in OPTIONS.values())]
     return [*world.variables(kind), *world.of(kind)]
 
 
 def _flags(flags: Sequence[Flag], at: LinePlace) -> list[tuple[str, str]]:
     given = {word.flag for word in at.words}
-    return [(flag.name, flag.help) for flag in flags if flag.name not in given]
+    return [(flag.name, "flag") for flag in flags if flag.name not in given]
 
 
 def _value_of(flag: str, world: _World, metavar: str | None = None) -> list[tuple[str, str]]:
@@ -209,12 +209,12 @@ def _value_of(flag: str, world: _World, metavar: str | None = None) -> list[tupl
         runs = [name.removeprefix("$") for name, _ in world.variables("run")]
         return [(name, "variable") for name in dict.fromkeys([*runs, "run"])]
     if flag == "--method":
-        return [(method, "method") for method in METHODS]
+        return [(method, "value") for method in METHODS]
     kind = _FLAG_KINDS.get(flag)
     if kind is not None:
         return [*world.variables(kind), *world.of("run" if kind == "run name" else kind)]
     choices = (metavar or "").split("|")
-    return [(word, "choice") for word in choices] if len(choices) > 1 else []
+    return [(word, "value") for word in choices] if len(choices) > 1 else []
 
 
 _FLAG_KINDS = {
@@ -280,9 +280,9 @@ class _Options:
             table, names = dict(OPTIONS), list(BODY_KEYS)
         for name in names:
             if name not in self._on_the_line:
-                yield name, _TOLD.get(name) or in_flat(_about(table[name]))
+                yield name, _TYPES.get(name) or _of_option(table[name])
         if not self._method:
-            yield "kind", "run: a whole descriptor"
+            yield "kind", "descriptor"
 
     def value(self, path: tuple[str, ...], key: str) -> tuple[Option | None, str | None]:
         if path:
@@ -312,19 +312,19 @@ class _Descriptor:
 
     def keys(self, path: tuple[str, ...]) -> Words:
         if path == ("config", "reward", "terms"):
-            yield "kind", "what scores"
+            yield "kind", "choice"
             known: dict[str, Option] = {o.name: o for term in TERMS.values() for o in term}
             for option in (WEIGHT, NAME, *known.values()):
-                yield option.name, _about(option)
+                yield option.name, _of_option(option)
             return
         if path == ("config", "reward"):
-            yield "terms", "a list of terms"
+            yield "terms", "list"
         prefix = "".join(f"{key}." for key in path)
         found: dict[str, str] = {}
         for one in self._fields():
             if one.path.startswith(prefix):
                 key, _, deeper = one.path[len(prefix) :].partition(".")
-                found.setdefault(key, "group" if deeper else _about(one.option))
+                found.setdefault(key, "group" if deeper else _of_option(one.option))
         if path == ("config",) and self._rl:
             found["reward"] = "group"
         if not path and self._method != "sft":
@@ -342,17 +342,18 @@ class _Descriptor:
         return None if one is None else one.option, _NAMED.get(full)
 
 
-def _about(option: Option) -> str:
-    """Default and bounds of an option, for the eye; of a free text, what it is."""
-    named = option.name in _NAMED or f"config.{option.name}" in _NAMED
-    if named or option is WEIGHT or (option.type == "text" and not option.choices):
-        return _short(option.help)
-    default = f"= {option.computed}" if option.compute is not None else show(option.default)
-    return _short(f"{default} · {option.allowed()}")
+def _of_option(option: Option) -> str:
+    """The type of an option's key."""
+    return "choice" if option.choices else option.type
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+def _short(told: str) -> str:
+    """What is told of an offer as its type: one line of at most :data:`LONGEST` characters.
+
+    The first letter of it is what a front end makes a badge of.
+    """
+    text = " ".join(told.split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
 
 
 def _values(option: Option) -> list[tuple[str, str]]:
@@ -367,8 +368,9 @@ def _values(option: Option) -> list[tuple[str, str]]:
     if option.nullable or option.compute is not None:
         words.append("null")
     shown = None if option.default is None else _plainly(option.default)
-    about = _short(option.computed) if option.compute is not None else "default"
-    return [(w, about if w in (shown, "null") else "choice") for w in words]
+    computed = "computed" if option.compute is not None else "value"
+    types = {"null": computed, shown: "default"}
+    return [(word, types.get(word, "value")) for word in words]
 
 
 def _plainly(value: Any) -> str:
