@@ -309,3 +309,24 @@ def test_a_writer_killed_at_any_moment_loses_no_committed_step(home: Path, delay
     assert told[-1] <= whole <= told[-1] + 1
     RunWriter(store, run.key, 1).commit_step(*step(whole + 1))
     assert assert_whole(store, run.key) == whole + 1
+
+
+def test_an_error_that_is_kept_does_not_keep_its_state_of_the_store(home: Path) -> None:
+    store = open_store(home)
+    run, writer = training(store)
+    for number in range(1, 40):
+        writer.commit_step(*step(number))
+    kept: list[BaseException] = []
+    try:
+        with store.database.reading() as connection:
+            unread = connection.execute(text("SELECT step FROM steps ORDER BY step"))
+            assert unread.fetchone()[0] == 1
+            raise RuntimeError
+    except RuntimeError as error:
+        kept.append(error)  # as a shell keeps the last traceback, and with it the cursor
+    assert kept[0].__traceback__ is not None
+    writer.commit_step(*step(40))
+    other = sqlite3.connect(store.database.path, timeout=0.1)
+    assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+    other.close()
+    assert len(store.steps(run.key)) == 40

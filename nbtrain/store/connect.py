@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -20,6 +20,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 
 from nbtrain.errors import StoreError
+from nbtrain.store.presence import Presence
 
 __all__ = ["BUSY_SECONDS", "Database", "database_path", "file_url", "parse_url"]
 
@@ -27,6 +28,7 @@ BUSY_SECONDS = 20.0
 """How long a writer waits for another process's transaction before it gives up."""
 
 _WRITE = "nbtrain_write"
+_CURSORS = "nbtrain_cursors"
 
 _dumps = functools.partial(json.dumps, allow_nan=False, separators=(",", ":"))
 
@@ -82,8 +84,10 @@ class Database:
             json_serializer=_dumps,
             hide_parameters=True,  # a message about a failed insert would hold whole texts
         )
+        self.presence = Presence(self.engine, self.path)
         event.listen(self.engine, "connect", self._set_up)
         event.listen(self.engine, "begin", _begin)
+        event.listen(self.engine, "after_cursor_execute", _remember)
         self._writer = self.engine.execution_options(**{_WRITE: True})
         _dispose_after_fork(self.engine)
 
@@ -127,15 +131,25 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A short transaction that sees one state of the database."""
+        """A short transaction that sees one state of the database.
+
+        What was not read to its end is dropped with it: a cursor that lives on, in the traceback
+        of an error say, would hold its connection at that state for as long.
+        """
         with self.translated(), self.engine.connect() as connection:
-            yield connection
+            try:
+                yield connection
+            finally:
+                _close_cursors(connection)
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that holds the write lock from its begin; committed whole or not at all."""
         with self.translated(), self._writer.begin() as connection:
-            yield connection
+            try:
+                yield connection
+            finally:
+                _close_cursors(connection)
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -167,6 +181,8 @@ _SENTENCES = {
     "not a database": "the file {path} is not an nbtrain store ({found})",
     "locked": f"the store {{path}} was locked by another process for {BUSY_SECONDS:.0f} s. "
     f"{_WHOLE}; try again",
+    "no such table": "the store {path} has no tables of nbtrain ({found}): its file was emptied, or "
+    "another one was put in its place. Put it, or a copy, back",
     "unable to open": "the store {path} cannot be opened: its folder is missing, or not "
     "readable and writable for this user",
 }
@@ -182,6 +198,17 @@ def _free(path: Path) -> str:
 def _begin(connection: Connection) -> None:
     write = connection.get_execution_options().get(_WRITE, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _remember(connection: Connection, cursor: Any, *_: object) -> None:
+    connection.info.setdefault(_CURSORS, []).append(cursor)
+
+
+def _close_cursors(connection: Connection) -> None:
+    if not connection.closed and not connection.invalidated:
+        for cursor in connection.info.pop(_CURSORS, ()):
+            with suppress(sqlite3.Error):
+                cursor.close()
 
 
 def _patiently(action: Callable[[], str]) -> str:
