@@ -394,6 +394,14 @@ def test_help_on_the_line(shell: Shell, capsys: pytest.CaptureFixture[str]) -> N
     assert "CHECKPOINT is an id" in told
 
 
+@pytest.mark.parametrize("kind", ["line", "cell"])
+def test_the_help_reads_as_plain_text(shell: Shell, kind: str) -> None:
+    told = str(shell.ip.find_magic("train", kind).__doc__)
+    assert "``" not in told
+    assert "::" not in told
+    assert max(map(len, told.splitlines())) <= 104
+
+
 @pytest.mark.parametrize("name", ["opne", "Inn", "Outt", "get_ipthon"])
 def test_only_the_user_s_names_are_suggested(shell: Shell, name: str) -> None:
     shell.ns["rate"] = 1e-4

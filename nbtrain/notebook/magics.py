@@ -41,6 +41,11 @@ def _told_briefly(magic: Callable[..., Any]) -> Callable[..., Any]:
     return quiet
 
 
+def _small() -> str:
+    told = f"--small takes, of what is not stated, {small.in_words()}."
+    return textwrap.fill(told, 100, initial_indent="    ", subsequent_indent="    ")
+
+
 @magics_class
 class TrainMagics(Magics):  # type: ignore[misc]
     """The magics that ``%load_ext nbtrain`` brings."""
@@ -70,26 +75,25 @@ class TrainMagics(Magics):  # type: ignore[misc]
 
     train_cell.__doc__ = f"""Train a model in the background; the cell returns at once.
 
-    ::
-
         %%train --workload sums --model nbtrain/tiny --method gspo --name first --into run
         num_steps: 60
         learning_rate: 5e-4
 
-    The body is YAML or JSON: one option a line (``%train options`` lists them), or nothing, or a
-    whole run descriptor, which begins with ``kind: run``. With ``--method sft`` the options are a
-    supervised run's: ``%train options --method sft``.
-    A value that is exactly ``$name`` is the Python object of that name, on the line and in the
-    body; ``$$`` at the start is a dollar. What the line states may stand in the body too, under
-    the name in ``%train options``; stated twice, it must be equal.
+    The body is YAML or JSON: one option a line (%train options lists them), or nothing, or a
+    whole run descriptor, which begins with "kind: run". With --method sft the options are a
+    supervised run's: %train options --method sft.
+
+    A value that is exactly $name is the Python object of that name, on the line and in the body;
+    $$ at the start is a dollar. What the line states may stand in the body too, under the name
+    in %train options; stated twice, it must be equal.
 
 {help_text()}
 
-    ``--small`` takes, of what is not stated, {small.in_words()}.
+{_small()}
 
-    Behind a blank, ``#`` begins a comment. The output below the cell follows the run and keeps
-    the curve when the notebook is saved. ``%train list`` and ``%train watch RUN`` find a run again;
-    ``run.texts()`` shows what the model wrote, ``run.best()`` is the checkpoint to go on from.
+    Behind a blank, # begins a comment. The output below the cell follows the run and keeps the
+    curve when the notebook is saved. %train list and %train watch RUN find a run again;
+    run.texts() shows what the model wrote, run.best() is the checkpoint to go on from.
     """
 
     def _start(self, plan: Cell, view: Any) -> tuple[Run, tuple[str, ...]]:
