@@ -14,9 +14,11 @@ import pytest
 import stored
 from hypothesis import given
 from hypothesis import strategies as st
+from ipywidgets.widgets.widget import _instances
 from shells import Shell
 
 import nbtrain
+import nbtrain.client.training
 from nbtrain.client import Client, Run
 from nbtrain.errors import PlanRefused, Refused
 from nbtrain.notebook.cell import CellText, read_cell
@@ -394,3 +396,64 @@ def test_what_a_form_leaves_in_a_saved_notebook_is_small(client: Client) -> None
     form()
     state = ipywidgets.Widget.get_manager_state(drop_defaults=True)
     assert len(json.dumps(state)) < 80_000
+
+
+def test_launched_by_several_threads_at_once_one_plan_starts_once(
+    client: Client, launched: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = form(name=None)
+    launch = nbtrain.client.training.Training.launch
+
+    def slowly(*args: Any, **how: Any) -> Run:
+        time.sleep(0.3)
+        return launch(*args, **how)
+
+    monkeypatch.setattr(nbtrain.client.training.Training, "launch", slowly)
+
+    def at_once(**how: Any) -> set[Run]:
+        found: list[Run] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(made.launch(**how))) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 4
+        return set(found)
+
+    (first,) = at_once()
+    (again,) = at_once(new=True)
+    assert launched == [first, again]
+    assert made.launch(new=True) not in (first, again)
+
+
+def test_a_closed_form_leaves_no_widget_and_works_on(
+    client: Client, launched: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(_instances)
+    panel = ipywidgets.Label("the run's panel")
+    made = form("sft")
+    open_all(made)
+    made.set(method="gspo")
+    made._output._below.children = (panel,)
+    assert len(set(_instances) - before) > 100
+    made.close()
+    made.close()
+    left = set(_instances) - before
+    assert left == {panel.model_id, panel.layout.model_id, panel.style.model_id}
+    made.set(method="sft", workload=None, dataset="numbers", epochs=3)
+    assert set(_instances) - before == left
+    assert made.options == {"epochs": 3}
+    made._changed("epochs", "4")
+    assert made.options == {"epochs": 3}
+
+
+@pytest.mark.parametrize("name", ["model", "workload", "parent", "dataset", "name"])
+@pytest.mark.parametrize("text", ["\ud800", "./half\udfff/x"])
+def test_half_a_character_is_refused_beside_its_field(client: Client, name: str, text: str) -> None:
+    made = form("sft").set(**{name: text})
+    assert name in made._current().beside
+    made._look_quietly()
+    assert "refused" in made._state.value
+    assert "UnicodeEncodeError" not in made._state.value

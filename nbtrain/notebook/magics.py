@@ -9,15 +9,15 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from nbtrain.client import Run, default_client
+from nbtrain.client import default_client
 from nbtrain.client.refusals import Detached
-from nbtrain.client.starting import started_before
 from nbtrain.errors import NbtrainError, PlanRefused
 from nbtrain.notebook import live
-from nbtrain.notebook.cell import Cell, CellText, read_cell
+from nbtrain.notebook.cell import CellText, read_cell
 from nbtrain.notebook.commands import run_command
 from nbtrain.notebook.dry_run import dry_run
 from nbtrain.notebook.flags import help_text
+from nbtrain.notebook.launching import start
 from nbtrain.notebook.names import Names
 from nbtrain.notebook.refusals import CellError, CellRefused
 from nbtrain.notebook.verbs import overview
@@ -62,7 +62,7 @@ class TrainMagics(Magics):  # type: ignore[misc]
             self._hand_over(dry_run(self.shell, client, view, check=plan.check), plan.into)
             return
         try:
-            run, notes = self._start(plan, view)
+            run, notes = start(client, view, text.whole, again=plan.new, how="--new trains again")
         except PlanRefused as error:
             raise plan.refusal(error) from None
         self._hand_over(run, plan.into)
@@ -95,25 +95,6 @@ class TrainMagics(Magics):  # type: ignore[misc]
     curve when the notebook is saved. %train list and %train watch RUN find a run again;
     run.texts() shows what the model wrote, run.best() is the checkpoint to go on from.
     """
-
-    def _start(self, plan: Cell, view: Any) -> tuple[Run, tuple[str, ...]]:
-        training = default_client().training
-        same = None if plan.new else training.find_same(view)
-        before = None if same else training.find_submission(view)
-        if before is not None:
-            return before, (started_before(view.plan, before),)
-        if same is None:
-            others = training.runs.still_running(view.plan.display_name)
-            notes = [f"another {other.title} is still running" for other in others]
-            expected = view.estimate
-            notes += [expected.line, *expected.ends_early]
-            notes += [f"hint: {warning}" for warning in expected.warnings]
-            return training.launch(view, text=plan.text.whole), tuple(notes)
-        told = (
-            f"attached to {same.title}, {same.status}: the newest run of this name has the same "
-            "plan; --new trains again"
-        )
-        return same, (told,)
 
     def _hand_over(self, thing: Any, into: str | None) -> None:
         """Into the variable, or into ``_`` without a second output."""

@@ -10,7 +10,7 @@ from sqlalchemy import Column, Table, insert, select, update
 
 from nbtrain.errors import AmbiguousReference
 from nbtrain.store import tables
-from nbtrain.store.ids import check_id, is_prefix, short
+from nbtrain.store.ids import check_id, is_prefix, is_valid, short
 from nbtrain.store.reader import Reader
 from nbtrain.store.rows import Row
 from nbtrain.store.values import RowShape
@@ -115,7 +115,7 @@ class Entries(Reader):
 
     def alias(self, kind: str, name: str) -> str | None:
         """What a name points at now; nothing where it is no valid text, which no table can hold."""
-        if any("\ud800" <= letter <= "\udfff" for letter in name):
+        if not is_valid(name):
             return None
         table = tables.aliases
         query = select(table.c.target).where(table.c.kind == kind, table.c.name == name)
@@ -160,6 +160,8 @@ class Entries(Reader):
 
     def base_model(self, slug: str) -> Row | None:
         """The base model with this slug."""
+        if not is_valid(slug):
+            return None
         table = tables.base_models
         found = self._rows(select(table).where(table.c.slug == slug))
         return found[0] if found else None

@@ -12,7 +12,7 @@ from nbtrain.errors import AmbiguousReference, NotFound
 from nbtrain.plan.phases import TERMINAL, Phase
 from nbtrain.store import tables
 from nbtrain.store.connect import Database
-from nbtrain.store.ids import MIN_PREFIX, is_prefix, short
+from nbtrain.store.ids import MIN_PREFIX, is_prefix, is_valid, short
 from nbtrain.store.rows import StoredCheckpoint, StoredRun
 
 __all__ = ["RUN_COLUMNS", "Finder"]
@@ -57,6 +57,9 @@ class Finder:
         found = self._runs(select(*RUN_COLUMNS).where(tables.runs.c.id == run_key))
         if not found:
             msg = f"there is no run with the key {run_key}"
+            if self.database.presence.replaced:
+                path = self.database.path
+                msg = f"another store was put in the place of {path}; it has no such run"
             raise NotFound(msg)
         return found[0]
 
@@ -99,7 +102,7 @@ class Finder:
         """
         query = select(*RUN_COLUMNS).order_by(tables.runs.c.id.desc())
         for rule in (tables.runs.c.run_id == ref, tables.runs.c.name == ref):
-            found = self._runs(query.where(rule).limit(1))
+            found = self._runs(query.where(rule).limit(1)) if is_valid(ref) else []
             if found:
                 return found[0]
         if is_prefix(ref):
@@ -122,8 +125,8 @@ class Finder:
             if found:
                 return _only(found, ref, [item.checkpoint_id for item in found], "checkpoints")
         with self.database.reading() as connection:
-            newest = connection.execute(select(column).order_by(tables.checkpoints.c.id.desc()))
-            known = [short(item) for item in newest.scalars().fetchmany(5)]
+            newest = select(column).order_by(tables.checkpoints.c.id.desc()).limit(5)
+            known = [short(item) for item in connection.execute(newest).scalars()]
         raise NotFound(_nothing("checkpoint", ref, known, []))
 
     def checkpoints(

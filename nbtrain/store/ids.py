@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 
-__all__ = ["MIN_PREFIX", "check_id", "is_prefix", "new_id", "short"]
+__all__ = ["MIN_PREFIX", "check_id", "is_prefix", "is_valid", "new_id", "short"]
 
 MIN_PREFIX = 4
 """Fewest digits that are taken for a prefix of an id."""
@@ -33,6 +33,11 @@ def check_id(full_id: str) -> str:
         msg = f"{full_id!r} is not an id: 64 lower-case hex digits are"
         raise ValueError(msg)
     return full_id
+
+
+def is_valid(text: str) -> bool:
+    """Whether it is valid text: with half a surrogate pair it is in no table, nor can be asked."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def is_prefix(ref: str) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 
 from nbtrain.notebook.form.entries import OPEN, Entry, groups
-from nbtrain.notebook.form.inputs import Inputs, Pair, answered, cells, offer, put
+from nbtrain.notebook.form.inputs import Inputs, Pair, answered, cells, close_all, offer, put
 from nbtrain.notebook.form.page import note
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class Groups:
 
     def __init__(self, method: str, inputs: Inputs, opened: Callable[[Group], None]) -> None:
         self.method = method
+        self._inputs = inputs
         self._groups = [
             Group(name, members, inputs, opened) for name, members in groups(method).items()
         ]
@@ -108,10 +109,7 @@ class Groups:
 
     def close(self) -> None:
         """Take every widget away for good."""
-        for group in self._groups:
-            shown = [w for pair in group.pairs.values() for w in (pair.field, pair.beside)]
-            for widget in (group.heading, group.grid, *shown):
-                widget.close()
+        close_all(self.widgets, keep=self._inputs.shared)
 
     def open_first(self) -> None:
         """Open the groups that tell most."""

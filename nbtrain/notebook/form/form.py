@@ -16,11 +16,12 @@ from nbtrain.notebook.form.checks import Checking
 from nbtrain.notebook.form.draft import SWITCHES, Draft
 from nbtrain.notebook.form.fields import Group, Groups
 from nbtrain.notebook.form.head import Head
-from nbtrain.notebook.form.inputs import Inputs, answered
-from nbtrain.notebook.form.launching import start
+from nbtrain.notebook.form.inputs import Inputs, answered, close_all
 from nbtrain.notebook.form.lists import read_lists
 from nbtrain.notebook.form.outcome import Outcome, come_to, method_of
 from nbtrain.notebook.form.output import Output
+from nbtrain.notebook.launching import start
+from nbtrain.plan.identity import same_plan
 
 if TYPE_CHECKING:
     from nbtrain.client import Client, Run
@@ -49,11 +50,13 @@ class Form:
         self._client = client
         self._draft = draft
         self._lock = threading.RLock()
-        self._looking = threading.Lock()
+        self._looking, self._launching = threading.Lock(), threading.Lock()
+        self._launched: tuple[ResolvedView, bool] | None = None
+        self._launch_count = 0
         self._version, self._seen = 0, -1
         self._outcome: Outcome | None = None
         self._timer: threading.Timer | None = None
-        self._quiet = False
+        self._quiet = self._closed = False
         self._checking: Checking | None = None
         self._models: dict[str, BaseModelInfo | None] = {}
         self._inputs = Inputs(self._changed)
@@ -129,22 +132,54 @@ class Form:
     def launch(self, *, new: bool = False) -> Run:
         """Start the run and return it; ``new`` trains again where there is one of the same plan.
 
-        Else the newest run of the name is attached to where it trains under the same plan. Raises
+        Else the newest run of the name is attached to where it trains under the same plan. Called
+        twice at the same moment for one plan, it starts one run. Raises
         :class:`~nbtrain.errors.PlanRefused` with every problem, and then nothing was started.
         """
-        view = self.plan
-        run, notes = start(self._client, view, self.cell, again=new)
+        before = self._launch_count
+        view, text = self.plan, self.cell
+        with self._launching:
+            meanwhile = self._launched if before != self._launch_count else None
+            if self.run is not None and meanwhile is not None and _is_same(meanwhile, view, new):
+                return self.run
+            how = 'tick "train again" to train anew'
+            run, notes = start(self._client, view, text, again=new, how=how)
+            with self._lock:
+                self.run, self._launched = run, (view, new)
+                self._launch_count += 1
+            self._output.follow(run, notes)
+            return run
+
+    def close(self) -> None:
+        """Take the form away from every page and free its widgets; start checks are ended.
+
+        What was launched goes on, and so does its panel. The form can be used from a cell or a
+        script as before; it is displayed no more.
+        """
         with self._lock:
-            self.run = run
-        self._output.follow(run, notes)
-        return run
+            if self._closed:
+                return
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            checking = self._checking
+        if checking is not None:
+            checking.stop()
+        with self._looking, self._lock:  # what is being looked at is shown first
+            self._output.close()
+            self._head.close()
+            self.widget.children = ()
+            if self._groups is not None:
+                self._groups.close()
+            rest = (self.widget, self._style, self._state, self._expected, self._buttons)
+            close_all([*rest, *self._inputs.shared])
 
     # What happens in the page
 
     def _changed(self, name: str, text: str) -> None:
         """A field was changed: take it over, and look at it once no more changes come."""
         with self._lock:
-            if self._quiet:
+            if self._quiet or self._closed:
                 return
             if name in SWITCHES:
                 self._draft.switches[name] = text == "true"
@@ -197,6 +232,8 @@ class Form:
         return self._models[slug]
 
     def _show(self, outcome: Outcome, draft: Draft, model: BaseModelInfo | None) -> None:
+        if self._closed:
+            return
         if self._groups is None or self._groups.method != outcome.method:
             before, self._groups = self._groups, Groups(outcome.method, self._inputs, self._opened)
             self._groups.open_first()
@@ -334,12 +371,22 @@ class Form:
 
     def _ipython_display_(self) -> None:
         text = repr(self)
+        if self._closed:
+            print(text)
+            return
         data = {
             "text/plain": text,
             "text/html": f'<pre style="white-space:pre-wrap">{html.escape(text)}</pre>',
             **_view(self.widget),
         }
         self._output.display(data, self.run)
+
+
+def _is_same(launched: tuple[ResolvedView, bool], view: ResolvedView, new: bool) -> bool:
+    """Whether what was just launched is what is asked for."""
+    before, trained_anew = launched
+    named = before.plan.display_name == view.plan.display_name
+    return named and trained_anew == new and same_plan(before.plan, view.plan)
 
 
 def _view(widget: widgets.DOMWidget) -> Mapping[str, Any]:

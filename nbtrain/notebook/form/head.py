@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nbtrain.notebook.form.draft import HEAD, SWITCHES
-from nbtrain.notebook.form.inputs import Inputs, Pair, cells, offer, put
+from nbtrain.notebook.form.inputs import Inputs, Pair, cells, close_all, offer, put
 from nbtrain.notebook.form.page import refusals
 from nbtrain.plan.descriptor.table import METHODS
 
@@ -42,7 +42,7 @@ class Head:
         def text(name: str) -> str:
             return draft.head.get(name, "")
 
-        inputs = inputs.narrow(_LABEL)
+        self._inputs = inputs = inputs.narrow(_LABEL)
         self._pairs: dict[str, Pair] = {
             "method": inputs.pick("method", [(m, m) for m in METHODS], text("method"),
                                   _HELP["method"]),
@@ -61,6 +61,11 @@ class Head:
             self._pairs[name] = inputs.switch(name, _LABELS[name], _HELP[name], on=on)
         self._shown: tuple[str, ...] = ()
         self.grid = inputs.grid()
+
+    def close(self) -> None:
+        """Take every widget away for good, also those of fields that are not shown now."""
+        fields = [widget for pair in self._pairs.values() for widget in (pair.field, pair.beside)]
+        close_all([self.grid, *fields, *self._inputs.shared])
 
     def pair(self, name: str) -> Pair | None:
         """The field of that name."""

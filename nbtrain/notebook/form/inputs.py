@@ -15,7 +15,7 @@ from ipywidgets.widgets.widget_string import HTMLStyle, TextStyle
 from nbtrain.notebook.form.entries import Entry
 from nbtrain.notebook.panel.subshells import answer_at_once
 
-__all__ = ["Inputs", "Pair", "Watch", "answered", "offer", "put"]
+__all__ = ["Inputs", "Pair", "Watch", "answered", "close_all", "offer", "put"]
 
 Watch = Callable[[str, str], None]
 """Told the name of a field and its new text."""
@@ -55,6 +55,12 @@ class Inputs:
     def narrow(self, label: str) -> Inputs:
         """The same with another width of the labels."""
         return Inputs(self._watch, label)
+
+    @property
+    def shared(self) -> tuple[widgets.Widget, ...]:
+        """The layouts and styles that all inputs share."""
+        return (self._wide, self._beside, self._text_style, self._style, self._check_style,
+                self._html_style)  # fmt: skip
 
     def of(self, entry: Entry, words: Sequence[str] | None, text: str) -> Pair:
         """The field of an option; ``words`` can be picked, ``None`` where anything is typed."""
@@ -144,6 +150,23 @@ def offer(field: widgets.DOMWidget, words: Iterable[tuple[str, str]]) -> None:
     if list(field.options) != listed:
         field.options = listed
         field.value = now
+
+
+def close_all(these: Iterable[widgets.Widget], keep: Iterable[widgets.Widget] = ()) -> None:
+    """Take widgets away for good, with all that stands in them and their layouts and styles.
+
+    What is in ``keep`` stays, with all that is its own.
+    """
+    left, seen = list(these), set(keep)
+    while left:
+        widget = left.pop()
+        if widget in seen:
+            continue
+        seen.add(widget)
+        for value in widget.trait_values().values():
+            parts = value if isinstance(value, tuple) else (value,)
+            left += [part for part in parts if isinstance(part, widgets.Widget)]
+        widget.close()
 
 
 def _said(value: object) -> str:

@@ -10,6 +10,7 @@ import ipywidgets as widgets
 
 from nbtrain.errors import NbtrainError, first_line
 from nbtrain.notebook import live
+from nbtrain.notebook.form.inputs import close_all
 from nbtrain.notebook.form.page import lines
 
 if TYPE_CHECKING:
@@ -49,6 +50,15 @@ class Output:
             self._summary(run, notes)
             told += self._panel(run)
         self.show(lines(told, ""))
+
+    def close(self) -> None:
+        """Leave what is displayed as it is; the run's panel may be shown elsewhere and goes on."""
+        self._place = None
+        if self._shown is not None:
+            self._shown.leave()
+        panels = self._below.children
+        self._below.children = ()
+        close_all(self.widgets, keep=panels)
 
     def _panel(self, run: Run) -> list[str]:
         """Show the live panel; what is to be said where there is none."""
