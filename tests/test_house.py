@@ -90,6 +90,41 @@ def test_every_package_that_is_imported_is_declared() -> None:
     assert not missing
 
 
+def test_no_modules_of_the_notebook_import_each_other() -> None:
+    """Not even inside functions: what two of them need belongs below both."""
+    root = ROOT / "nbtrain" / "notebook"
+    paths = {_module(path): path for path in root.rglob("*.py")}
+    needs: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        needs[module] = {
+            found
+            for node in ast.walk(_running(ast.parse(path.read_text())))
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+            for found in (f"{node.module}.{alias.name}", node.module)
+            if found in paths and found != module and not module.startswith(f"{found}.")
+        }
+    assert len(needs) > 20
+    while free := [module for module, found in needs.items() if not found & needs.keys()]:
+        for module in free:
+            del needs[module]
+    assert needs == {}
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _running(tree: ast.Module) -> ast.Module:
+    """The module without what only a type checker reads."""
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    return tree
+
+
 def _imported(tree: ast.Module) -> set[str]:
     """The top-level packages that a module imports, inside functions too."""
     found = set()

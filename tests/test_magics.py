@@ -161,6 +161,37 @@ def test_into_needs_a_variable(shell: Shell, name: str) -> None:
     assert "--into needs" in shell.refuse(f"%%train --workload sums --into '{name}'\n")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["print", "__builtins__", "In", "Out", "get_ipython", "exit", "quit", "open", "_", "__",
+     "_oh", "_i", "_3", "_i12", "__name__", "list", "ValueError", "display"],
+)  # fmt: skip
+def test_into_overwrites_nothing_of_python_or_ipython(
+    shell: Shell, launched: list[Run], name: str
+) -> None:
+    told = shell.refuse(f"%%train --workload sums --into {name}\nnum_steps: 1\n")
+    assert f"--into would overwrite {name}, which is" in told
+    assert not isinstance(shell.ns.get(name), Run)
+    assert not launched
+
+
+@pytest.mark.parametrize("name", ["run", "_run", "in_", "out", "prints", "_x1", "größe"])
+def test_into_takes_any_other_name(shell: Shell, launched: list[Run], name: str) -> None:
+    shell.ns[name] = "a value of the user's"
+    shell.do(f"%%train --workload sums --into {name}\nnum_steps: 1\n")
+    assert shell.ns[name] == launched[0]
+
+
+@pytest.mark.parametrize("odd", ["\x1b[31m", "a\u202eb", "\u2066x\u2069", "\x07", "\u200f"])
+def test_a_quoted_line_escapes_what_would_move_it(shell: Shell, odd: str) -> None:
+    told = shell.refuse(f"%%train --workload sums --name '{odd}' --modle x\nnum_steps: 1\n")
+    assert all(letter.isprintable() or letter == "\n" for letter in told)
+    lines = told.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("    %%train"))
+    assert odd.encode("unicode_escape").decode() in lines[at]
+    assert lines[at].index("--modle") == lines[at + 1].index("^")
+
+
 def test_a_dry_run_starts_nothing(shell: Shell, launched: list[Run]) -> None:
     shell.do("%%train --workload sums --dry-run --into plan\nnum_steps: 3\n")
     assert not launched

@@ -12,6 +12,7 @@ import stored
 from shells import Shell
 
 from nbtrain.client import Checkpoint, Run, default_client
+from nbtrain.errors import NbtrainError
 from nbtrain.notebook.refusals import CellError
 from nbtrain.notebook.verbs import FLAGS, NOT_YET, USE, VERBS, help_of, overview
 from nbtrain.plan.phases import Phase
@@ -74,10 +75,12 @@ def test_plan_texts_and_log(shell: Shell, trained: Run, capsys: pytest.CaptureFi
 
 def test_checkpoints_are_ranked_with_interval_and_ties(shell: Shell, trained: Run) -> None:
     table = shell.do("%train checkpoints first")
-    assert list(table.columns[:5]) == [
-        "step_index", "held_out_reward", "low", "high", "tie",
+    assert list(table.columns[:7]) == [
+        "rank", "step_index", "held_out_reward", "mark", "low", "high", "tie",
     ]  # fmt: skip
     assert table["step_index"].tolist() == [1, 2, 0]
+    assert table["rank"].dropna().tolist() == list(range(1, table["rank"].count() + 1))
+    assert table["mark"].str.startswith("best").tolist() == [True, False, False]
     assert "validation_loss" not in table
     assert set(table["checkpoint_id"].str.len()) == {12}
 
@@ -135,7 +138,7 @@ def test_runs_are_compared_with_runs_and_checkpoints_with_checkpoints(
     compared: list[Any] = []
     checkpoints = default_client().training.checkpoints
     monkeypatch.setattr(
-        checkpoints, "compare", lambda *pair, tasks: compared.append((*pair, tasks))
+        checkpoints, "compare", lambda *pair, tasks, told: compared.append((*pair, tasks))
     )
     shell.do(f"%train compare $one {two.checkpoint_id[:10]} --tasks 3")
     assert compared == [(one, two, 3)]
@@ -151,9 +154,11 @@ def test_runs_are_compared_with_runs_and_checkpoints_with_checkpoints(
 
 def test_a_checkpoint_is_asked(shell: Shell, trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(
-        Checkpoint, "generate", lambda c, prompts, **how: asked.append((c.step_index, prompts, how))
-    )
+
+    def generate(checkpoint: Checkpoint, prompts: Any, told: Any, **how: Any) -> None:
+        asked.append((checkpoint.step_index, prompts, how))
+
+    monkeypatch.setattr(Checkpoint, "generate", generate)
     best = trained.best()
     shell.ns.update(best=best, chat=[{"role": "user", "content": "2 + 2?"}])
     short = best.checkpoint_id[:8]
@@ -171,6 +176,46 @@ def test_a_checkpoint_is_asked(shell: Shell, trained: Run, monkeypatch: pytest.M
         assert "is a run, and one of its checkpoints is needed" in told
         assert "\n" + " " * (4 + 14) + "^" in told
     assert isinstance(shell.run("%train sample abcd hello").error_in_exec, CellError)
+
+
+@pytest.mark.parametrize("line", ["sample $one hello", "compare $one $two"])
+def test_what_takes_long_tells_in_one_output_how_far_it_is(
+    shell: Shell, trained: Run, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    one, two, *_ = trained.checkpoint_list()
+    shell.ns.update(one=one, two=two)
+    fails: list[Exception] = []
+
+    def slow(*_: Any, told: Any, **__: Any) -> str:
+        told("loading <the model>")
+        told("sampling")
+        if fails:
+            raise fails[0]
+        return "what came"
+
+    monkeypatch.setattr(Checkpoint, "generate", slow)
+    monkeypatch.setattr(type(default_client().training.checkpoints), "compare", slow)
+
+    def shown() -> list[str]:
+        outputs = [o for o in shell.ip.display_pub.outputs if "display_id" in o["transient"]]
+        assert len({output["transient"]["display_id"] for output in outputs}) == 1
+        assert [output["update"] for output in outputs] == [False, True, True]
+        assert "loading &lt;the model&gt;" in outputs[0]["data"]["text/html"]
+        return [output["data"]["text/plain"] for output in outputs]
+
+    assert shell.do(f"%train {line}") == "what came"
+    first, second, last = shown()
+    assert one.checkpoint_id[:12] in first
+    assert first.endswith(": loading <the model>")
+    assert second.endswith(": sampling")
+    assert ": done in 0.0 s" in last
+    fails.append(NbtrainError("there is no memory left"))
+    assert shell.run(f"%train {line}").error_in_exec is not None
+    assert shown()[-1].endswith(": stopped")
+    monkeypatch.setattr(Checkpoint, "generate", lambda *_, **__: "at once")
+    monkeypatch.setattr(type(default_client().training.checkpoints), "compare", lambda *_, **__: 1)
+    shell.do(f"%train {line}")
+    assert not shell.bundles  # nothing was told, so nothing is shown
 
 
 def test_settings_that_the_client_refuses_stand_under_their_flag(

@@ -12,6 +12,7 @@ from nbtrain.errors import NbtrainError, NotFound, Problem, Refused
 from nbtrain.notebook import live
 from nbtrain.notebook.line import ParsedLine, Word
 from nbtrain.notebook.option_table import OptionTable
+from nbtrain.notebook.told import telling
 from nbtrain.plan.descriptor.document import FLAT
 from nbtrain.plan.descriptor.table import METHODS
 from nbtrain.plan.fields import Mode
@@ -132,22 +133,34 @@ def report(_: Any, refs: list[Any], line: ParsedLine) -> None:
 
 
 def checkpoints(_: Any, refs: list[Any], __: ParsedLine) -> Any:
-    """The run's checkpoints, best first."""
+    """The run's checkpoints, best first, each with its rank and what it is."""
     from nbtrain.client import tables
-    from nbtrain.client.picking import ranked
+    from nbtrain.client.picking import ranked, standings
 
     run = find_run(refs[0])
     supervised = run.method == "sft"
     score = "validation_loss" if supervised else "held_out_reward"
     between = () if supervised else ("low", "high", "tie")
-    table = tables.checkpoints(ranked(run), score)
+    found = ranked(run)
+    table = tables.checkpoints(found, score)
+    table["rank"], table["mark"] = standings(found)
+    table["rank"] = table["rank"].astype("Int64")  # none without a complete round
     if not supervised:
         table["tie"] = table["tie"].astype("Int64")  # a step, empty where nothing ties
-    first = ("step_index", score, *between, "round_completed", "kind", "checkpoint_id")
+    first = (
+        "rank",
+        "step_index",
+        score,
+        "mark",
+        *between,
+        "round_completed",
+        "kind",
+        "checkpoint_id",
+    )
     return _for_reading(table, first)
 
 
-def sample(_: Any, refs: list[Any], line: ParsedLine) -> Any:
+def sample(shell: Any, refs: list[Any], line: ParsedLine) -> Any:
     """What the checkpoint's model replies."""
     settings: dict[str, Any] = {
         "n": _whole(line, "--n"),
@@ -158,7 +171,9 @@ def sample(_: Any, refs: list[Any], line: ParsedLine) -> Any:
     stated = {name: value for name, value in settings.items() if value is not None}
     first, *more = refs[1:]
     prompts = first if not more and not isinstance(first, str) else [first, *more]
-    return find_checkpoint(line.rest[1], refs[0]).generate(prompts, **stated)
+    checkpoint = find_checkpoint(line.rest[1], refs[0])
+    with telling(shell, f"replies of checkpoint {checkpoint.checkpoint_id[:12]}") as told:
+        return checkpoint.generate(prompts, told=told, **stated)
 
 
 def export(_: Any, refs: list[Any], line: ParsedLine) -> None:
@@ -175,7 +190,7 @@ def export(_: Any, refs: list[Any], line: ParsedLine) -> None:
     print(f"wrote {len(files)} files into {folder}: {', '.join(path.name for path in files)}")
 
 
-def compare(_: Any, refs: list[Any], line: ParsedLine) -> Any:
+def compare(shell: Any, refs: list[Any], line: ParsedLine) -> Any:
     """Two checkpoints on the same tasks, or runs side by side."""
     found = [_run_or_checkpoint(ref) for ref in refs]
     words = line.rest[1:]
@@ -198,7 +213,9 @@ def compare(_: Any, refs: list[Any], line: ParsedLine) -> Any:
     count = _whole(line, "--tasks")
     first, second = found
     tried = _TASKS if count is None else count
-    return training.checkpoints.compare(first, second, tasks=tried)
+    pair = f"{first.checkpoint_id[:12]} and {second.checkpoint_id[:12]}"
+    with telling(shell, f"checkpoints {pair}") as told:
+        return training.checkpoints.compare(first, second, tasks=tried, told=told)
 
 
 def find_checkpoint(word: Word, ref: Any) -> Checkpoint:

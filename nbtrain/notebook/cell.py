@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -167,6 +169,11 @@ def value_of(word: Word, names: Mapping[str, object], problems: list[Problem]) -
     return None
 
 
+_TAKEN = {*dir(builtins), "In", "Out", "get_ipython", "exit", "quit", "display", "open"}
+_OWN = re.compile(r"_+|_i+|_i?[0-9]+|_(oh|dh|ih|sh|exit_code)|__\w+__")
+"""Names that Python and IPython have for their own: builtins, histories, and what is dunder."""
+
+
 def _variable(line: ParsedLine, problems: list[Problem]) -> str | None:
     word = line.values.get("--into")
     if word is None:
@@ -174,6 +181,11 @@ def _variable(line: ParsedLine, problems: list[Problem]) -> str | None:
     if not word.text.isidentifier() or keyword.iskeyword(word.text):
         told = f"--into needs the name of a variable, found {word.text!r}"
         problems.append(Problem("--into", told, found=word.text, where=word.where))
+    elif word.text in _TAKEN or _OWN.fullmatch(word.text):
+        whose = "Python" if hasattr(builtins, word.text) else "IPython"
+        told = f"--into would overwrite {word.text}, which is {whose}'s own"
+        hint = "Any other name will do, such as run"
+        problems.append(Problem("--into", told, word.text, where=word.where, hint=hint))
     return word.text
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from typing import Any
 
 from nbtrain.client import Run, default_client
-from nbtrain.errors import NotFound, Problem, Refused, Where
+from nbtrain.errors import NotFound, Problem, Refused
 from nbtrain.notebook.cell import CellText, value_of
 from nbtrain.notebook.line import ParsedLine, Word, parse
 from nbtrain.notebook.names import Names
 from nbtrain.notebook.refusals import CellRefused
-from nbtrain.notebook.verbs import FLAGS, NOT_YET, USE, VERBS, Verb
+from nbtrain.notebook.verbs import FLAGS, USE, VERBS, Verb, unknown
 from nbtrain.plan.source import in_order
 
-__all__ = ["run_command", "unknown", "wrong_line"]
+__all__ = ["run_command", "wrong_line"]
 
 
 def run_command(shell: Any, text: CellText) -> Any:
@@ -54,16 +53,6 @@ def run_command(shell: Any, text: CellText) -> Any:
 def wrong_line(text: CellText, problems: list[Problem]) -> CellRefused:
     """The refusal of a line that starts no run anyway."""
     return CellRefused(in_order(problems), text.whole)
-
-
-def unknown(name: str, where: Where | None) -> Problem:
-    """The refusal of a word that is no verb, with the nearest one."""
-    if name in NOT_YET:
-        told = f"%train {name} is not built yet in this version"
-        return Problem(name, told, found=name, where=where)
-    near = difflib.get_close_matches(name, [*VERBS, *NOT_YET], n=1)
-    told = f"%train has no {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
-    return Problem(name, told, name, None if near else ", ".join(VERBS), where)
 
 
 def _misplaced(verb: Verb, word: Word, rest: list[Word], line: ParsedLine) -> list[Problem]:

@@ -45,7 +45,11 @@ class CellError(NbtrainError, RuntimeError):
 
 
 def caret(problem: Problem, cell: str) -> list[str]:
-    """The line the problem stands on and a caret under its column; nothing without a place."""
+    """The line the problem stands on and a caret under its column; nothing without a place.
+
+    What would move the text or hide some of it (control characters, changes of the reading
+    direction) is written as an escape.
+    """
     where = problem.where
     lines = cell.split("\n")
     if where is None or where.line is None or not 1 <= where.line <= len(lines):
@@ -53,5 +57,13 @@ def caret(problem: Problem, cell: str) -> list[str]:
     line = lines[where.line - 1].replace("\t", " ")
     column = min((where.column or 1) - 1, len(line))
     start = max(0, column - _LONGEST_LINE // 2)
-    shown = line[start : start + _LONGEST_LINE]
-    return [f"    {shown}", "    " + " " * (column - start) + "^"]
+    before, behind = _plain(line[start:column]), _plain(line[column : start + _LONGEST_LINE])
+    return [f"    {before}{behind}", "    " + " " * len(before) + "^"]
+
+
+def _plain(text: str) -> str:
+    """The text with an escape for each character that is no visible one."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import textwrap
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nbtrain.errors import Problem, Refused, Where
 from nbtrain.notebook import actions
 from nbtrain.notebook.actions import Action
 from nbtrain.notebook.line import Flag, ParsedLine
 
-__all__ = ["FLAGS", "NOT_YET", "USE", "VERBS", "Kind", "Verb", "help_of", "overview"]
+__all__ = ["FLAGS", "NOT_YET", "USE", "VERBS", "Kind", "Verb", "help_of", "overview", "unknown"]
 
 Kind = Literal[
     "run", "checkpoint", "run or checkpoint", "dataset", "workload", "model", "base model",
@@ -171,11 +173,8 @@ def overview() -> str:
 def help_of(name: str, line: ParsedLine | None = None) -> str:
     """All about one word; ``line`` is where it is asked for.
 
-    Raises :class:`~nbtrain.errors.Refused` for a word that is none.
+    Raises :class:`Refused` for a word that is none.
     """
-    from nbtrain.errors import Refused
-    from nbtrain.notebook.commands import unknown
-
     if name not in VERBS:
         raise Refused([unknown(name, line.rest[1].where if line is not None else None)])
     verb = VERBS[name]
@@ -185,3 +184,13 @@ def help_of(name: str, line: ParsedLine | None = None) -> str:
     if verb.at_hand:
         told.append("    without RUN, the run of the last cell, else the newest one")
     return "\n".join(told)
+
+
+def unknown(name: str, where: Where | None) -> Problem:
+    """The refusal of a word that is no verb, with the nearest one."""
+    if name in NOT_YET:
+        told = f"%train {name} is not built yet in this version"
+        return Problem(name, told, found=name, where=where)
+    near = difflib.get_close_matches(name, [*VERBS, *NOT_YET], n=1)
+    told = f"%train has no {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    return Problem(name, told, name, None if near else ", ".join(VERBS), where)
