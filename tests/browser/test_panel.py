@@ -27,7 +27,7 @@ lr_warmup_steps: 0
 val_interval_steps: 10
 val_num_tasks: 32
 checkpoint_interval_steps: 10"""
-SELECTED = "p = run.panel()\nprint('picked', p.selected and p.selected.step)"
+SELECTED = "p = run.panel()\nprint('picked', p.selected and p.selected.step_index)"
 
 
 def until(condition: Callable[[], bool], seconds: float, told: str) -> float:
@@ -126,6 +126,8 @@ def test_a_run_is_watched_picked_from_and_found_again(
     chosen.wait_for()
     assert chosen.inner_text() == "30"
     notebook.screenshot(tmp_path / f"{app}-reloaded.png")
+    area = notebook.cell(1).locator(".jp-Cell-outputArea")
+    assert area.evaluate("area => area.scrollHeight - area.clientHeight") < 20  # in no small box
 
 
 SMALL = TRAIN.replace("num_steps: 40", "num_steps: 8").replace("steps: 10", "steps: 4")
@@ -135,7 +137,7 @@ def test_a_picked_checkpoint_is_tried_exported_and_gone_on_from(
     open_notebook: Open, tmp_path: Path
 ) -> None:
     asked = [
-        "print('selected', run.panel().selected.step)",
+        "print('selected', run.panel().selected.step_index)",
         "print('resumed', run.panel().resumed and run.panel().resumed.name)",
         "print('followed by', nbtrain.attach('second').panel() is panel)",
     ]
@@ -173,8 +175,9 @@ def test_a_picked_checkpoint_is_tried_exported_and_gone_on_from(
     notebook.screenshot(tmp_path / "resumed.png")
     second = Client().training.runs.get("second")
     first = Client().training.runs.get("first")
-    parent = {c.checkpoint_id: c for c in first.checkpoint_list()}[second.parent_checkpoint_id]
-    assert parent.step == 8
+    known = {c.checkpoint_id: c for c in first.checkpoint_list()}
+    parent = known[stored.row_of(second).parent_checkpoint_id]
+    assert parent.step_index == 8
     notebook.run_cell(3)
     notebook.wait_text(3, "selected 8")
     notebook.run_cell(4)
