@@ -20,6 +20,7 @@ from nbtrain.store import Store, tables
 
 WORSE = [0.0] * 20
 NEAR = [1.0] * 17 + [0.0, 1.0, 0.0]
+ABOUT_BEST = "best: the earliest checkpoint whose difference to the highest may be nothing"
 TOP = [1.0] * 16 + [0.0, 1.0, 1.0, 1.0]
 
 
@@ -80,16 +81,23 @@ def test_the_frame_tells_intervals_and_ties(client: Client, run: Run) -> None:
     assert "low" not in tuned.validation
 
 
-def test_a_listing_is_by_step_and_shown_by_rank(client: Client, run: Run) -> None:
+def test_a_listing_is_by_step_and_shown_so_with_ranks(client: Client, run: Run) -> None:
     listing = client.training.checkpoints.list("first")
     assert [c.step_index for c in listing] == [0, 5, 20, 25]
     assert [c.step_index for c in picking.ranked(run)] == [5, 20, 0, 25]
     lines = repr(listing).splitlines()
-    assert lines[0] == "4 checkpoints"
-    assert [line.split("step ")[1].split(" ")[0] for line in lines[1:]] == ["5", "20", "0", "25"]
-    assert lines[1].endswith("ties with step 20 (best)")
+    assert lines[0] == "4 checkpoints by step, the best is [1]"
+    assert [line.split("step ")[1].split(" ")[0] for line in lines[1:5]] == ["0", "5", "20", "25"]
+    assert [line[:3] for line in lines[1:5]] == ["[0]", "[1]", "[2]", "[3]"]
+    assert lines[2].endswith("rank 1, best (ties with step 20)")
+    assert lines[3].endswith("rank 2, highest")
+    assert lines[1].endswith("rank 3")
+    assert "rank" not in lines[4]
+    assert lines[5] == ABOUT_BEST
     shown = listing._repr_html_()
-    assert "best, tie with step 20" in shown
+    assert "best (ties with step 20)" in shown
+    assert ">highest<" in shown
+    assert shown.count(ABOUT_BEST) == 1
     assert "0.950 [" in shown
     assert "1 kB" in shown
     assert repr(run.checkpoint_list()) == repr(listing)
@@ -100,8 +108,10 @@ def test_a_listing_is_by_step_and_shown_by_rank(client: Client, run: Run) -> Non
 
 def test_the_summary_shows_intervals_and_ties(run: Run) -> None:
     bundle = run._repr_mimebundle_()
-    assert "ties with step 20 (best)" in bundle["text/plain"]
-    assert "best, tie with step 20" in bundle["text/html"]
+    for form in ("text/plain", "text/html"):
+        assert "best (ties with step 20)" in bundle[form]
+        assert "highest" in bundle[form]
+        assert bundle[form].count(ABOUT_BEST) == 1
     assert len(bundle["image/png"]) < 28_000
     assert run.glance().refresh().held_out[1].low is not None
 

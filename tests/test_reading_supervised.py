@@ -303,7 +303,7 @@ def test_the_summary_tells_losses_rate_epoch_and_checks(run: Run) -> None:
     ):
         assert line in lines
     shown = [line for line in lines if line.startswith("checkpoint ")]
-    assert shown[0].endswith("step 10 validation loss 1.100 (best)")
+    assert shown[0].endswith("step 10 validation loss 1.100, best")
     assert [line.split("step ")[1].split()[0] for line in shown] == ["10", "15", "20", "5"]
     assert not any("trajector" in line or "held-out" in line for line in lines)
 

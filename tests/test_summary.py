@@ -169,7 +169,7 @@ def test_the_best_checkpoint_leads_and_the_others_are_counted() -> None:
     lines = [CheckpointLine(f"{n:064x}", n, n / 10, True, best=n == 3) for n in range(9)]
     shown = [t for t in as_text(summary(checkpoints=lines)).splitlines() if "held-out" in t]
     assert "step 3 " in shown[0]
-    assert shown[0].endswith("(best)")
+    assert shown[0].endswith(", best")
     assert len(shown) == 6
     assert "and 3 more checkpoints" in as_html(summary(checkpoints=lines))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from nbtrain.report.checkpoint_table import CheckpointLine
 if TYPE_CHECKING:
     from nbtrain.client.run import Run
 
-__all__ = ["CheckpointListing", "checkpoint_line", "export_adapter", "ranked"]
+__all__ = ["CheckpointListing", "checkpoint_line", "export_adapter", "ranked", "standings"]
 
 _WEIGHTS, _CONFIG, _MANIFEST = "adapter_model.safetensors", "adapter_config.json", "manifest.json"
 _ABOUT = "nbtrain.json"
@@ -42,6 +42,25 @@ def in_order(found: list[Checkpoint], best: Checkpoint | None) -> list[Checkpoin
     return sorted(found, key=place)
 
 
+def standings(found: Sequence[Checkpoint]) -> tuple[list[int | None], list[str]]:
+    """The ranks of a run's ranked checkpoints, and what each is: best, highest or a tie."""
+    best = tables.best(found)
+    top = None if best is None else best.ties_with
+    ranks = [
+        None if tables.cost(each) is None else rank for rank, each in enumerate(found, start=1)
+    ]
+    marks = [
+        checkpoint_table.mark(
+            best=each is best,
+            tie=each.ties_with,
+            highest=rank is not None and each.step_index == top,
+            loss=each.validation_loss is not None,
+        )
+        for rank, each in zip(ranks, found, strict=True)
+    ]
+    return ranks, marks
+
+
 def checkpoint_line(checkpoint: Checkpoint, best: Checkpoint | None) -> CheckpointLine:
     """A checkpoint as a table shows it."""
     return CheckpointLine(
@@ -56,11 +75,12 @@ def checkpoint_line(checkpoint: Checkpoint, best: Checkpoint | None) -> Checkpoi
         high=checkpoint.held_out_high,
         tie=checkpoint.ties_with,
         size_bytes=checkpoint.size_bytes,
+        weights=checkpoint.has_weights,
     )
 
 
 class CheckpointListing(Listing[Checkpoint]):
-    """The checkpoints of a run by step; shown in the order of their rank."""
+    """The checkpoints of a run by step, shown in this order with the rank of each."""
 
     def __init__(self, items: list[Checkpoint]) -> None:
         super().__init__(items, Checkpoint.columns())
@@ -68,21 +88,30 @@ class CheckpointListing(Listing[Checkpoint]):
     def _told(self) -> tuple[list[CheckpointLine], str, int]:
         """The lines to show, what their score is called, and how many are left out."""
         best = tables.best(self.items)
-        found = in_order(self.items, best)
-        supervised = any(c.validation_loss is not None for c in found)
-        lines = [checkpoint_line(c, best) for c in found[:_SHOWN]]
-        return lines, "validation loss" if supervised else "held-out", max(0, len(found) - _SHOWN)
+        placed = checkpoint_table.ranked(checkpoint_line(c, best) for c in self.items)
+        found = {(line.checkpoint_id, line.step): line for line in placed}
+        lines = [found[c.checkpoint_id, c.step_index] for c in self.items[:_SHOWN]]
+        supervised = any(c.validation_loss is not None for c in self.items)
+        return lines, "validation loss" if supervised else "held-out", len(self) - len(lines)
+
+    def _head(self) -> str:
+        """How many there are, and where the best one stands."""
+        count = f"{len(self)} checkpoint{'' if len(self) == 1 else 's'}"
+        best = tables.best(self.items)
+        at = next((n for n, each in enumerate(self.items) if each is best), None)
+        return count if at is None else f"{count} by step, the best is [{at}]"
 
     def __repr__(self) -> str:
         lines, what, more = self._told()
         rest = [f"and {more} more checkpoints"] if more else []
-        count = f"{len(self)} checkpoint{'' if len(self) == 1 else 's'}"
-        return "\n".join([count, *checkpoint_table.as_lines(lines, what), *rest])
+        shown = checkpoint_table.as_lines(lines, what, numbered=True)
+        return "\n".join([self._head(), *shown, *rest])
 
     def _repr_html_(self) -> str:
         lines, what, more = self._told()
         rest = f"<div>and {more} more checkpoints</div>" if more else ""
-        return checkpoint_table.as_html(lines, what, sizes=True) + rest
+        table = checkpoint_table.as_html(lines, what, sizes=True, numbered=True)
+        return f"<div>{self._head()}</div>{table}{rest}"
 
 
 def export_adapter(checkpoint: Checkpoint, folder: str | Path) -> Path:

@@ -151,20 +151,13 @@ def _drawings(run: Run, steps: Sequence[Row], summary: RunSummary) -> list[Drawi
 
 def checkpoint_rows(run: Run) -> list[CheckpointRow]:
     """The checkpoints as picking ranks them."""
-    from nbtrain.client.picking import ranked
-    from nbtrain.errors import NotFound
+    from nbtrain.client.picking import ranked, standings
 
-    try:
-        best: Checkpoint | None = run.best()
-    except NotFound:
-        best = None
-    return [_checkpoint(each, best) for each in ranked(run)]
+    found = ranked(run)
+    return [_checkpoint(*each) for each in zip(found, standings(found)[1], strict=True)]
 
 
-def _checkpoint(found: Checkpoint, best: Checkpoint | None) -> CheckpointRow:
-    said = "best" if best is not None and found.checkpoint_id == best.checkpoint_id else ""
-    if found.ties_with is not None:
-        said = f"{said}, tie with step {found.ties_with:,}".removeprefix(", ")
+def _checkpoint(found: Checkpoint, said: str) -> CheckpointRow:
     score = found.held_out_reward if found.validation_loss is None else found.validation_loss
     return CheckpointRow(
         found.checkpoint_id, found.step_index, score, found.held_out_low, found.held_out_high,

@@ -208,7 +208,7 @@ class RunTables(ABC):
         return read_logs(self.folder / "logs")
 
     def checkpoint_list(self) -> CheckpointListing:
-        """The committed checkpoints as objects, by step; shown in the order of their rank."""
+        """The committed checkpoints as objects, by step, shown with their ranks."""
         from nbtrain.client.picking import CheckpointListing
 
         rows = self._rows("validation_rounds")

@@ -18,6 +18,7 @@ from nbtrain.client.picking import in_order
 from nbtrain.client.readings import SFT
 from nbtrain.plan.schedule import learning_rate, schedule_of
 from nbtrain.report import summary as told
+from nbtrain.report.checkpoint_table import mark
 from nbtrain.report.turns import as_turns
 from nbtrain.store import trajectory_ref
 
@@ -141,6 +142,7 @@ def schedule(plan: ResolvedPlan) -> dict[str, Any]:
 def checkpoint_rows(found: Sequence[Checkpoint]) -> list[dict[str, Any]]:
     """One row per checkpoint: complete rounds by rank, the best first, then the others by step."""
     best = tables.best(found)
+    top = best and best.ties_with  # the step of the highest, where it is not the best
     ranks = 0
     rows = []
     for checkpoint in in_order(list(found), best):
@@ -148,7 +150,12 @@ def checkpoint_rows(found: Sequence[Checkpoint]) -> list[dict[str, Any]]:
         score = _finite(reward if loss is None else loss)
         ranked = tables.cost(checkpoint) is not None
         ranks += ranked
-        ties = checkpoint.ties_with
+        standing = mark(
+            best=False,
+            tie=checkpoint.ties_with,
+            highest=ranked and checkpoint.step_index == top,
+            loss=loss is not None,
+        )
         rows.append(
             {
                 "id": checkpoint.checkpoint_id,
@@ -159,7 +166,7 @@ def checkpoint_rows(found: Sequence[Checkpoint]) -> list[dict[str, Any]]:
                 "complete": None if score is None else checkpoint.round_completed,
                 "rank": ranks if ranked else None,
                 "best": checkpoint is best,
-                "tie": None if ties is None else f"tie with step {ties:,}",
+                "tie": standing or None,
                 "holds": checkpoint.kind,
                 "can_resume": checkpoint.has_weights and checkpoint.has_training_state,
                 "has_weights": checkpoint.has_weights,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.client.reporting import checkpoint_rows, made_by, rounds_of
 from nbtrain.errors import Problem, Refused
 from nbtrain.plan.fields import show
+from nbtrain.report.checkpoint_table import extreme
 from nbtrain.report.compared import (
     Compared,
     Curve,
@@ -70,7 +71,8 @@ class RunComparison:
 
         ``best`` and ``final`` are the held-out reward (of a supervised run the validation loss)
         of the best checkpoint and of the last complete round, with the 95 % interval of the best
-        in ``best_low`` and ``best_high`` where it is known.
+        in ``best_low`` and ``best_high`` where it is known. The best is the earliest that ties
+        with the highest (``highest``, of a loss ``lowest``, at ``top_step``).
         """
         from nbtrain.client.frames import frame
 
@@ -231,7 +233,9 @@ def _standing(run: Run) -> dict[str, Any]:
     curve = _steps(run)
     moved = first_and_last(curve)
     rounds = [each for each in rounds_of(run) if each["complete"] and each["score"] is not None]
-    best = next((c for c in checkpoint_rows(run) if c.said.startswith("best")), None)
+    saved = checkpoint_rows(run)
+    best = next((c for c in saved if c.said.startswith("best")), None)
+    top = next((c for c in saved if c.said == extreme(loss=run.method == "sft")), best)
     return {
         "run_id": run.id,
         "name": run.name,
@@ -245,10 +249,12 @@ def _standing(run: Run) -> dict[str, Any]:
         "first": moved[0] if moved else None,
         "last": moved[1] if moved else (curve[-1][1] if curve else None),
         "final": rounds[-1]["score"] if rounds else None,
+        extreme(loss=run.method == "sft"): top.score if top else None,
         "best": best.score if best else None,
         "best_low": best.low if best else None,
         "best_high": best.high if best else None,
         "best_step": best.step if best else None,
+        "top_step": top.step if top else None,
     }
 
 
@@ -270,6 +276,8 @@ def _told(labels: Sequence[str], standings: Sequence[Mapping[str, Any]]) -> list
 
 
 def _in_words(label: str, standing: Mapping[str, Any]) -> dict[str, str]:
+    supervised = standing["method"] == "sft"
+    top = standing[extreme(loss=supervised)]
     low, high, at = (standing[name] for name in ("best_low", "best_high", "best_step"))
     return {
         "run": label,
@@ -279,11 +287,10 @@ def _in_words(label: str, standing: Mapping[str, Any]) -> dict[str, str]:
         "updates": f"{standing['updates']:,}",
         "tokens": f"{standing['tokens']:,}",
         "time": span(standing["seconds"]),
-        _CURVE[standing["method"] == "sft"]: (
-            f"{number(standing['first'])} → {number(standing['last'])}"
-        ),
-        _SCORE[standing["method"] == "sft"]: number(standing["final"]),
-        "best": number(standing["best"]),
+        _CURVE[supervised]: (f"{number(standing['first'])} → {number(standing['last'])}"),
+        _SCORE[supervised]: number(standing["final"]),
+        _TOP[supervised]: "–" if top is None else f"{number(top)} at step {standing['top_step']:,}",
+        _BEST[supervised]: number(standing["best"]),
         "95% interval": "–" if low is None else f"{number(low)} to {number(high)}",
         "at step": "–" if at is None else f"{at:,}",
     }
@@ -291,6 +298,8 @@ def _in_words(label: str, standing: Mapping[str, Any]) -> dict[str, str]:
 
 _CURVE = ("reward", "loss")
 _SCORE = ("final held-out", "final validation loss")
+_TOP = ("highest held-out", "lowest validation loss")
+_BEST = ("best held-out", "best validation loss")
 
 
 def _steps(run: Run) -> list[tuple[float, float]]:

@@ -136,7 +136,7 @@ class Checkpoints(Part):
         self._parts = parts
 
     def list(self, training_run_id: RunRef) -> Listing[Checkpoint]:
-        """The committed checkpoints of a run, by step; shown in the order of their rank."""
+        """The committed checkpoints of a run, by step, shown with their ranks."""
         return self._parts.run(training_run_id).checkpoint_list()
 
     def get(self, checkpoint_id: Checkpoint | str) -> Checkpoint:

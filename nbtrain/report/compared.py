@@ -31,8 +31,9 @@ _BOX = "font-family:sans-serif;font-size:13px;line-height:1.45;max-width:960px"
 _CELL = "padding:2px 12px 2px 0;text-align:left;border-bottom:1px solid rgba(128,128,128,0.3)"
 _NUMBERS = frozenset(
     (
-        *("steps", "updates", "tokens", "time", "best", "at step", "95% interval"),
+        *("steps", "updates", "tokens", "time", "at step", "95% interval"),
         *("reward", "loss", "final held-out", "final validation loss"),
+        *("highest held-out", "lowest validation loss", "best held-out", "best validation loss"),
     )
 )
 

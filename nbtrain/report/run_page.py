@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbtrain.report.checkpoint_table import best_meaning
 from nbtrain.report.drawing import Drawing
 from nbtrain.report.findings import Diagnosis, Finding
 from nbtrain.report.markup import (
@@ -185,6 +186,7 @@ def _finding(finding: Finding) -> Markup:
 
 def _checkpoints(given: RunPage) -> Markup:
     what, _ = score_of(given.summary)
+    ties = any(row.said.startswith("best (") for row in given.checkpoints)
     bounded = any(row.low is not None for row in given.checkpoints)
     rows = [
         (
@@ -206,6 +208,7 @@ def _checkpoints(given: RunPage) -> Markup:
         table(names, first, caption=caption, numbers=(0, 1)),
         details(f"{len(rest)} more", table(names, rest, caption="The other checkpoints",
                                                        numbers=(0, 1))),
+        paragraphs([f"{best_meaning(loss=what != 'held-out')}."] if ties else [], "muted"),
         "" if rows else paragraphs(["No checkpoint was committed."], "muted"),
     )  # fmt: skip
 
