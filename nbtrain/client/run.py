@@ -102,6 +102,10 @@ class Run(RunTables, NotYet):
         from nbtrain.jobs.liveness import liveness, reap
 
         row = self._store.run(self._key)
+        if row.run_id != self.id:
+            path = self._store.database.path
+            msg = f"another store was put in the place of {path}; it has no {self.title}"
+            raise NotFound(msg)
         seen = liveness(self._store, row)
         if seen.state == "gone" and not row.ended_for_good:
             # On a full disk the end cannot be recorded now; what is there can be read all the same

@@ -181,8 +181,8 @@ _SENTENCES = {
     "not a database": "the file {path} is not an nbtrain store ({found})",
     "locked": f"the store {{path}} was locked by another process for {BUSY_SECONDS:.0f} s. "
     f"{_WHOLE}; try again",
-    "no such table": "the store {path} has no tables of nbtrain ({found}): its file was emptied, or "
-    "another one was put in its place. Put it, or a copy, back",
+    "no such table": "the store {path} has no tables of nbtrain ({found}): its file was "
+    "emptied, or another one was put in its place. Put it, or a copy, back",
     "unable to open": "the store {path} cannot be opened: its folder is missing, or not "
     "readable and writable for this user",
 }

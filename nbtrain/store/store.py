@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from nbtrain.errors import StoreError
 from nbtrain.store.connect import Database, file_url, parse_url
 from nbtrain.store.entries import Entries
 from nbtrain.store.home import home_folder, private_file, private_folder
@@ -58,16 +59,31 @@ class Store(Runs, Entries):
         return f"Store({self.url!r})"
 
 
+def _refuse_to_forget(home: Path, path: Path) -> None:
+    """An empty store beside the files of runs would hide that theirs is lost."""
+    if path.exists() or not (home / "runs").is_dir():
+        return
+    held = sum(run.is_dir() and any(run.iterdir()) for run in (home / "runs").iterdir())
+    if held:
+        msg = (
+            f"the store {path} is gone, but {home / 'runs'} holds the files of {held:,} "
+            f"run{'s' if held > 1 else ''}. Put it, or a copy, back; to begin anew, move runs/ away"
+        )
+        raise StoreError(msg)
+
+
 def open_store(home: Path | None = None, url: str | None = None) -> Store:
     """Open the store, creating or migrating its tables when needed.
 
     ``home`` defaults to :func:`home_folder`; ``url`` to ``$NBTRAIN_STORE_URL``, else
     ``nbtrain.db`` in the home. Raises :class:`StoreError` when a newer version wrote it, when it
-    cannot be written, or when it is damaged.
+    cannot be written, when it is damaged, or when it is gone though the home holds runs.
     """
     home = home_folder() if home is None else private_folder(Path(home).absolute())
     stated = url or os.environ.get("NBTRAIN_STORE_URL")
     database = Database(parse_url(stated) if stated else file_url(home / "nbtrain.db"))
+    if not stated:
+        _refuse_to_forget(home, database.path)
     private_file(database.path)
     journal = database.journal()
     bring_up_to_date(database)
