@@ -147,16 +147,8 @@ def checkpoints(_: Any, refs: list[Any], __: ParsedLine) -> Any:
     table["rank"] = table["rank"].astype("Int64")  # none without a complete round
     if not supervised:
         table["tie"] = table["tie"].astype("Int64")  # a step, empty where nothing ties
-    first = (
-        "rank",
-        "step_index",
-        score,
-        "mark",
-        *between,
-        "round_completed",
-        "kind",
-        "checkpoint_id",
-    )
+    figures = ("rank", "step_index", score, "mark", *between)
+    first = (*figures, "round_completed", "kind", "checkpoint_id")
     return _for_reading(table, first)
 
 
