@@ -6,7 +6,17 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, ColumnElement, Select, Text, null, select, type_coerce
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Select,
+    Text,
+    func,
+    null,
+    select,
+    type_coerce,
+    union_all,
+)
 
 from nbtrain.errors import AmbiguousReference, NotFound
 from nbtrain.plan.phases import TERMINAL, Phase
@@ -18,6 +28,9 @@ from nbtrain.store.rows import StoredCheckpoint, StoredRun
 __all__ = ["RUN_COLUMNS", "Finder"]
 
 _T = TypeVar("_T")
+
+_LAST = "\U0010ffff"
+"""Comes after every character of a name."""
 
 _RUN_JSON = {
     "plan": "plan_text",
@@ -144,6 +157,34 @@ class Finder:
             query = query.where(table.c.superseded.is_(False))
         with self.database.reading() as connection:
             return [StoredCheckpoint(**row) for row in connection.execute(query).mappings()]
+
+    def newest_of_each_name(self, begins: str = "", limit: int = 100) -> list[StoredRun]:
+        """The newest run of each name that begins so, and nameless runs whose ids do.
+
+        Newest first; the plans are left out.
+        """
+        if not is_valid(begins):
+            return []
+        runs = tables.runs.c
+        named = select(func.max(runs.id)).where(runs.name.is_not(None)).group_by(runs.name)
+        nameless = select(runs.id).where(runs.name.is_(None))
+        if begins:
+            named = named.where(runs.name >= begins, runs.name < begins + _LAST)
+            nameless = nameless.where(_begins(runs.run_id, begins))
+        wanted = union_all(named, nameless).subquery()
+        newest = select(*_BRIEF_COLUMNS).where(runs.id.in_(select(wanted.c[0])))
+        return self._runs(newest.order_by(runs.id.desc()).limit(limit))
+
+    def runs_with_checkpoints(self, begins: str = "", limit: int = 10) -> list[StoredRun]:
+        """The newest runs that have a checkpoint whose id begins so; the plans are left out."""
+        if not is_valid(begins):
+            return []
+        saved = tables.checkpoints.c
+        having = select(saved.run).where(saved.superseded.is_(False))
+        if begins:
+            having = having.where(_begins(saved.checkpoint_id, begins))
+        query = select(*_BRIEF_COLUMNS).where(tables.runs.c.id.in_(having))
+        return self._runs(query.order_by(tables.runs.c.id.desc()).limit(limit))
 
     def _runs(self, query: Select[Any]) -> list[StoredRun]:
         with self.database.reading() as connection:
