@@ -16,6 +16,7 @@ from IPython.core.completer import provisionalcompleter
 from shells import Shell
 
 from nbtrain.client import Run, default_client
+from nbtrain.client import known as lists
 from nbtrain.notebook import completion
 from nbtrain.notebook.cell import CellText, read_cell
 from nbtrain.notebook.completion_offers import LONGEST, MOST, offers
@@ -31,13 +32,13 @@ from nbtrain.plan.statements import BODY_KEYS
 class Named:
     """What could be named, without a store."""
 
-    def runs(self) -> list[tuple[str, str]]:
+    def runs(self, _: str = "") -> list[tuple[str, str]]:
         return [("first", "running"), ("my run", "succeeded")]
 
-    def checkpoints(self) -> list[tuple[str, str]]:
+    def checkpoints(self, _: str = "") -> list[tuple[str, str]]:
         return [("abcdef012345", "step 40 0.81")]
 
-    def names(self, kind: str) -> list[tuple[str, str]]:
+    def names(self, kind: str, _: str = "") -> list[tuple[str, str]]:
         return [(f"{kind.replace(' ', '-')}-1", kind), (f"{kind.replace(' ', '-')}-2", kind)]
 
 
@@ -139,10 +140,10 @@ PLACES = (
 
 def test_no_type_is_long_or_breaks_a_line() -> None:
     class Wordy(Named):
-        def runs(self) -> list[tuple[str, str]]:
+        def runs(self, _: str = "") -> list[tuple[str, str]]:
             return [("first", "succeeded\nand much more was told of it")]
 
-        def names(self, kind: str) -> list[tuple[str, str]]:
+        def names(self, kind: str, _: str = "") -> list[tuple[str, str]]:
             return [(kind, "a description of what it is " * 9)]
 
     seen = set()
@@ -375,6 +376,48 @@ def test_the_shell_completes_with_types_and_nothing_else(shell: Shell) -> None:
     assert complete(shell, "%%train\nbatch_s|") == [("batch_size: ", "integer", "batch_s")]
     assert complete(shell, "%%train\nnothing_like_it|") == [], "no Python names either"
     assert ("show", "verb", "sh") in complete(shell, "%train sh|")
+
+
+def words(shell: Shell, cell: str) -> list[str]:
+    return [text for text, *_ in complete(shell, cell)]
+
+
+def test_older_runs_are_found_by_what_is_typed(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lists, "MOST", 3)
+    client = default_client()
+    names = ["firm", "First", "first", None, None, "same", "sam", "same", "same", "same", "late"]
+    made = [stored.create(client, name) for name in names]
+    assert words(shell, "%train show |") == ["late", "same", "sam"]
+    assert words(shell, "%train show fir|") == ["first", "firm"]
+    assert words(shell, "%train show 'Fi|") == ["'First'"]
+    assert words(shell, "%train show sam|") == ["same", "sam"]
+    nameless = made[3].id[:12]
+    assert words(shell, f"%train show {nameless[:9]}|") == [nameless]
+    assert words(shell, "%%train --name fir|") == ["first", "firm"]
+    assert words(shell, "%%train\ndisplay_name: fir|") == ["first", "firm"]
+    assert words(shell, "%train show at|") == ["late"]
+    assert words(shell, "%train show \ud800|") == []
+    monkeypatch.setattr(lists, "MOST", 1)
+    assert words(shell, "%%train --workload calc|") == ["calculator"]
+
+
+def test_checkpoints_of_the_newest_runs_that_have_any_are_offered(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lists, "_RUNS", 2)
+    client = default_client()
+    saved = []
+    for number in range(3):
+        run = stored.create(client, f"saved {number}")
+        saved.append(stored.save(run, 1)[:12])
+    for number in range(4):
+        stored.create(client, f"bare {number}")
+    assert set(words(shell, "%%train --from |")) == set(saved[1:])
+    assert words(shell, f"%%train --from {saved[0][:8]}|") == [saved[0]]
+    (word,) = words(shell, f'%%train\nparent_checkpoint_id: "{saved[0][:8]}|"')
+    assert word == f'"{saved[0]}'
 
 
 def test_runs_and_checkpoints_are_read_from_the_store(shell: Shell, launched: list[Run]) -> None:
