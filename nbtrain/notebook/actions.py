@@ -206,8 +206,8 @@ def compare(shell: Any, refs: list[Any], line: ParsedLine) -> Any:
     first, second = found
     tried = _TASKS if count is None else count
     pair = f"{first.checkpoint_id[:12]} and {second.checkpoint_id[:12]}"
-    with telling(shell, f"checkpoints {pair}") as told:
-        return training.checkpoints.compare(first, second, tasks=tried, told=told)
+    with telling(shell, f"checkpoints {pair}") as progress:
+        return training.checkpoints.compare(first, second, tasks=tried, told=progress)
 
 
 def find_checkpoint(word: Word, ref: Any) -> Checkpoint:
