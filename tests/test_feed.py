@@ -479,3 +479,37 @@ def test_columns_are_little_endian_doubles_of_eight_bytes(run: Run) -> None:
     stored.step(run, 7)
     steps = Feed(run).whole().tables[0]
     assert struct.unpack("<d", steps.values[1].tobytes()) == (7.0,)
+
+
+def test_best_and_worst_are_of_different_tasks_and_say_which_step_trained(run: Run) -> None:
+    rewards = {"a": (1.0, 1.0, 1.0, 0.0), "b": (0.9, 0.1, 0.1, 0.1), "c": (0.8, 0.2, None, 0.3)}
+    rows = [
+        {
+            "trajectory_id": 10 * group + sample,
+            "group_id": group,
+            "sample": sample,
+            "task_id": task * 16,
+            "reward": reward,
+            "verdict": "finished and graded" if reward is not None else "no grade: left out",
+            "consumed_step": 12 if task != "c" else None,
+            "text": {"prompt": task, "completion": "x", "terms": {}, "error": None},
+        }
+        for group, (task, scores) in enumerate(rewards.items(), 1)
+        for sample, reward in enumerate(scores)
+    ]
+    stored.writer(run).commit_step({"step": 1, "avg_reward": 0.5}, [], rows)
+    told = Feed(run).whole().state["trajectories"]
+    assert [(t["prompt"], t["reward"]) for t in told["best"]] == [
+        ("a", 1.0),
+        ("b", 0.9),
+        ("c", 0.8),
+    ]
+    assert [(t["prompt"], t["reward"]) for t in told["worst"]] == [("a", 0), ("b", 0.1), ("c", 0.2)]
+    verdicts = [t["verdict"] for t in told["best"]]
+    assert verdicts == [*["finished and graded; trained in step 12"] * 2, "finished and graded"]
+    texts = run.texts(step=1)
+    assert texts["verdict"].value_counts().to_dict() == {
+        "finished and graded; trained in step 12": 8,
+        "finished and graded": 3,
+        "no grade: left out": 1,
+    }

@@ -22,7 +22,17 @@ __all__ = [
     "RewardPoint",
     "StepSummary",
     "TrajectoryItem",
+    "verdict_told",
 ]
+
+
+def verdict_told(row: Mapping[str, Any]) -> str:
+    """Why a trajectory may be trained on or may not, and the step that did train on it, if any."""
+    verdict, step = row.get("verdict") or "", row.get("consumed_step")
+    if step is None:
+        return verdict
+    trained = f"trained in step {step:,}"
+    return f"{verdict}; {trained}" if verdict else trained
 
 
 class _Row:
@@ -253,7 +263,7 @@ class TrajectoryItem:
         return sorted({*super().__dir__(), *self._row})
 
     def _repr_html_(self) -> str:
-        told = [repr(self), str(self._row.get("verdict") or "")]
+        told = [repr(self), verdict_told(self._row)]
         head = "".join(f"<div>{html.escape(line)}</div>" for line in told if line)
         turns = turns_html(_conversation(self.prompt, self.completion))
         return f'<div class="nbtrain-trajectory">{head}{turns}</div>'

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.client.records import verdict_told
 from nbtrain.report.run_page import Progressed, SampleShown
 from nbtrain.report.summary import number
 from nbtrain.store import trajectory_ref
@@ -20,7 +21,10 @@ _NEWEST = 2_000  # training trajectories among which the best and the worst are 
 _EACH = 3  # of the best and of the worst
 _TASKS = 4  # held-out tasks whose answers are followed
 _ROUNDS = 3  # first, middle, last (or best)
-_COLUMNS = (*("id", "step", "task_id", "reward", "verdict", "error", "status", "policy_version"),)
+_COLUMNS = (
+    *("id", "step", "task_id", "reward", "verdict", "consumed_step", "error", "status"),
+    "policy_version",
+)
 
 
 @dataclass(slots=True)
@@ -84,7 +88,7 @@ def _shown(run_id: str, kind: str, row: Row, texts: Mapping[str, Any]) -> Sample
         completion=texts.get("completion"),
         reward=row["reward"],
         terms=tuple((texts.get("terms") or {}).items()),
-        verdict=row["verdict"] or "",
+        verdict=verdict_told(row),
         error=texts.get("error") or row["error"],
     )
 

@@ -165,7 +165,8 @@ class RunTables(ABC):
         ``step`` is the newest that has trajectories unless stated, ``split`` ``train`` or
         ``held_out``; at most ``limit`` rows (``None``: all), ``attrs["left_off"]`` counts the
         others. ``prompt`` is the last message of the task's prompt, ``completion`` what followed,
-        with roles where it took several turns, ``terms`` each reward term's unweighted score.
+        with roles where it took several turns, ``terms`` each reward term's unweighted score;
+        ``verdict`` also names the step that trained on it.
         Raises ``ValueError`` for another split, and for a step or a limit that is no whole number
         from 0 on.
         """

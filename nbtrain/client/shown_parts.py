@@ -16,6 +16,7 @@ from nbtrain.client import tables
 from nbtrain.client.logs import read_logs
 from nbtrain.client.picking import in_order
 from nbtrain.client.readings import SFT
+from nbtrain.client.records import verdict_told
 from nbtrain.plan.schedule import learning_rate, schedule_of
 from nbtrain.report import summary as told
 from nbtrain.report.checkpoint_table import mark
@@ -44,7 +45,7 @@ _RECENT = 20  # steps that the pace is taken from
 
 _TRAJECTORY = (
     *("id", "step", "reward", "verdict", "reason", "turns", "output_tokens"),
-    *("group_id", "sample"),
+    *("group_id", "sample", "task_id", "consumed_step"),
 )
 
 
@@ -188,7 +189,10 @@ def findings(found: Sequence[Finding]) -> list[dict[str, Any]]:
 
 
 def trajectories(followed: Followed) -> dict[str, Any]:
-    """The best and the worst of the newest settled step, with texts and reward terms."""
+    """The best and the worst of the newest settled step, with texts and reward terms.
+
+    Those of each half are of different tasks, as far as there are enough.
+    """
     settled = (row["step"] for row in reversed(followed.steps.values()) if row["settled"])
     step = next(settled, None)
     if step is None or followed.row.method == SFT:
@@ -200,14 +204,26 @@ def trajectories(followed: Followed) -> dict[str, Any]:
         key=lambda row: (-row["reward"], row["id"]),
     )
     ungraded = [row for row in rows if _finite(row["reward"]) is None]
-    best = graded[: min(_SHOWN, (len(graded) + 1) // 2)]
-    worst = [*reversed(graded[len(best) :]), *ungraded][:_SHOWN]
+    half = (len(graded) + 1) // 2
+    best = _of_many_tasks(graded[:half])
+    worst = _of_many_tasks([*reversed(graded[half:]), *ungraded])
     texts = store.texts([row["id"] for row in (*best, *worst)])
 
     def show(row: Row) -> dict[str, Any]:
         return _trajectory(followed.row.run_id, row, texts.get(row["id"]) or {})
 
     return {"step": step, "best": [*map(show, best)], "worst": [*map(show, worst)]}
+
+
+def _of_many_tasks(rows: Sequence[Row]) -> list[Row]:
+    """The first :data:`_SHOWN`, those of a task that is there already only where others lack."""
+    seen: set[Any] = set()
+    first, again = [], []
+    for at, row in enumerate(rows):
+        task = row["group_id"] if row["task_id"] is None else row["task_id"]
+        (again if task in seen else first).append(at)
+        seen.add(task)
+    return [rows[at] for at in sorted([*first, *again][:_SHOWN])]
 
 
 def _trajectory(run_id: str, row: Row, text: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +233,7 @@ def _trajectory(run_id: str, row: Row, text: Mapping[str, Any]) -> dict[str, Any
         "step": row["step"],
         "reward": _finite(row["reward"]),
         "terms": [{"name": str(name), "score": _finite(score)} for name, score in terms.items()],
-        "verdict": _cut(row["verdict"]),
+        "verdict": _cut(verdict_told(row)),
         "reason": row["reason"] or "",
         "turns": row["turns"] or 1,
         "tokens": row["output_tokens"] or 0,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.frames import frame
 from nbtrain.client.held_out import NOT_READ, RoundRead, rounds_read
-from nbtrain.client.records import Checkpoint, HeldOutPoint, StepSummary
+from nbtrain.client.records import Checkpoint, HeldOutPoint, StepSummary, verdict_told
 from nbtrain.plan.picking import Candidate, pick
 from nbtrain.report.turns import as_turns
 from nbtrain.store import trajectory_ref
@@ -196,6 +196,7 @@ def texts(
             {
                 **row,
                 "trajectory_id": trajectory_ref(run_id, row),
+                "verdict": verdict_told(row),
                 "prompt": last_message(text.get("prompt")),
                 "completion": as_turns(text.get("completion")),
                 "terms": text.get("terms"),

@@ -203,13 +203,18 @@ def counts(summary: RunSummary) -> str:
 
 def amounts(summary: RunSummary) -> str:
     """Updates, trajectories and tokens in one line."""
-    parts = [f"{summary.updates_applied:,} updates"]
+    parts = [_counted(summary.updates_applied, "update")]
     if summary.supervised is None:
-        told = f"{summary.attempted:,} trajectories, {summary.graded:,} graded"
+        many = "trajectory" if summary.attempted == 1 else "trajectories"
+        told = f"{summary.attempted:,} {many}, {summary.graded:,} graded"
         parts.append(told + (f", {summary.cut:,} cut off" if summary.cut else ""))
     if summary.output_tokens:
-        parts.append(f"{summary.output_tokens:,} tokens")
+        parts.append(_counted(summary.output_tokens, "token"))
     return " · ".join(parts)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def progress_line(summary: RunSummary) -> str:

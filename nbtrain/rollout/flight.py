@@ -124,7 +124,8 @@ class Flight:
         """What is under way now, in a few words."""
         by_stage = Counter(rollout.stage for rollout in self._rollouts.values())
         words = [f"{by_stage[stage]} {what}" for stage, what in _STAGES.items() if by_stage[stage]]
-        words += [f"{len(self._grading)} groups being graded"] if self._grading else []
+        groups = len(self._grading)
+        words += [f"{groups} group{'' if groups == 1 else 's'} being graded"] if groups else []
         return ", ".join(words) or "nothing in flight"
 
     def take_spent(self) -> Spent:
