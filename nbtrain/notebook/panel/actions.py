@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbtrain.client import Run
@@ -176,7 +175,7 @@ def _export(panel: Acting, args: Mapping[str, Any], told: Callable[[str], None])
         raise Refused([Problem("folder", "name a folder first")])
     checkpoint = _checkpoint(panel, args)
     told("copying the adapter")
-    path = checkpoint.export(Path(folder.strip()).expanduser())
+    path = checkpoint.export(folder.strip())
     return f"the adapter is in {path.absolute()}", None
 
 
