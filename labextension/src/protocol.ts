@@ -158,7 +158,7 @@ export interface CheckpointRow {
   complete: boolean | null;
   rank: number | null;
   best: boolean;
-  /** `tie with step 40` */
+  /** `ties with step 40`; `highest`, of a loss `lowest`, of the one that the best ties with. */
   tie: string | null;
   holds: string;
   can_resume: boolean;

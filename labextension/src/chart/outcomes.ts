@@ -33,7 +33,7 @@ const PARTS: readonly Part[] = [
 const NARROWEST = 5; // pixels that a bar needs
 
 export class Outcomes implements Kind {
-  readonly title = 'Groups per step';
+  readonly title = 'Groups by the step in which they completed';
   readonly height = 130;
   readonly whole = true;
   /** The bars are drawn by hand; the one line only gives the cursor its places. */

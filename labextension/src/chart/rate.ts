@@ -1,7 +1,14 @@
 /** The learning rate: planned over the whole run, and as it was used. */
 import type uPlot from 'uplot';
 
-import type { Kind, Legend, Prepared, Source, Table } from './source';
+import {
+  stepRange,
+  type Kind,
+  type Legend,
+  type Prepared,
+  type Source,
+  type Table
+} from './source';
 import { align, extent, interpolate, present, thin, union, type Drawn } from './series';
 import type { Theme } from './theme';
 import { figure } from './words';
@@ -40,11 +47,15 @@ export class Rate implements Kind {
     this.recorded = align(this.xs, rows.steps, present(rows.column('learning_rate')));
     this.now = this.recorded.findLastIndex(value => value != null);
     const highest = extent(this.planned, this.recorded)?.[1] ?? 0;
-    const first = Math.min(this.xs[0] ?? 1, this.source.rounds.byStep().steps[0] ?? 1, 1);
+    // Where the other charts begin; it goes on to the end of the plan
+    const [first, last] = stepRange(this.source);
     return {
       xs: this.xs,
       ys: [this.planned, this.recorded],
-      xRange: [first - 0.5, Math.max(total, this.xs.at(-1) ?? 1) + 0.5],
+      xRange: [
+        Math.min(first, (this.xs[0] ?? 1) - 0.5),
+        Math.max(last, total + 0.5, (this.xs.at(-1) ?? 1) + 0.5)
+      ],
       yRange: [0, highest * 1.1 || 1],
       points: rows.steps.length,
       lastStep: rows.steps.at(-1) ?? null,

@@ -13,11 +13,7 @@ export class Checkpoints {
   private readonly body = h('tbody');
   private readonly table: HTMLElement;
   private readonly none = h('div', { class: 'nbtrain-muted' }, 'None.');
-  private readonly earliest = h(
-    'div',
-    { class: 'nbtrain-muted' },
-    '★ best is the earliest one that is no worse than the highest, as far as the intervals tell.'
-  );
+  private readonly earliest = h('div', { class: 'nbtrain-muted', hidden: true });
   private readonly unranked = h('div', { class: 'nbtrain-muted' });
   private readonly more = button(
     '',
@@ -28,6 +24,7 @@ export class Checkpoints {
     'nbtrain-link'
   );
   private readonly rows: Keyed<CheckpointRow>;
+  private bestMeans = '';
   private all = false;
   private picked: string | null = null;
   private items: CheckpointRow[] = [];
@@ -86,6 +83,11 @@ export class Checkpoints {
   private name(about: About): void {
     say(this.scoreName, about.score);
     sayOrHide(this.unranked, about.unranked);
+    const top = about.higher_is_better ? 'highest' : 'lowest';
+    this.bestMeans = `★ best: the earliest checkpoint whose difference to the ${top} may be nothing.`;
+    if (!this.earliest.hidden) {
+      say(this.earliest, this.bestMeans);
+    }
   }
 
   private draw(): void {
@@ -94,7 +96,7 @@ export class Checkpoints {
       this.all ? items : items.filter((row, at) => at < SHOWN || row.id === this.picked)
     );
     const best = items.find(row => row.best);
-    show(this.earliest, Boolean(best?.tie));
+    sayOrHide(this.earliest, best?.tie ? this.bestMeans : null);
     show(this.none, items.length === 0);
     show(this.table, items.length > 0);
     show(this.more, items.length > SHOWN);
@@ -149,7 +151,7 @@ export class Checkpoints {
         say(value, scored(item.score));
         sayOrHide(bounds, interval(item.low, item.high));
         show(best, item.best);
-        sayOrHide(tie, item.tie);
+        sayOrHide(tie, item.best && item.tie ? `(${item.tie})` : item.tie);
         say(round, item.complete === null ? '–' : item.complete ? 'complete' : 'not complete');
         say(holds, item.holds);
       }

@@ -9,7 +9,7 @@ import type { Tab } from './tab';
 export function exportTab(link: Link, picked: () => string): Tab {
   const folder = h('input', {
     type: 'text',
-    placeholder: 'exported/adapter',
+    placeholder: 'for example exported/adapter',
     spellcheck: 'false'
   });
   const lacking = h('div', { class: 'nbtrain-muted' });

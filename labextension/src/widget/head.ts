@@ -1,4 +1,4 @@
-import type { State } from '../protocol';
+import type { Progress, State } from '../protocol';
 import { ActionButton } from './action';
 import { button, h, mark, say, sayOrHide, show } from './dom';
 import type { Link } from './link';
@@ -28,6 +28,7 @@ export class Head {
   private readonly aloud = h('div', { class: 'nbtrain-aloud', role: 'status' });
   private readonly cancel: Cancel;
   private over = false;
+  private progress: Progress | null = null;
   private announcedAt = -Infinity;
   private announceLater: ReturnType<typeof setTimeout> | undefined;
 
@@ -83,16 +84,33 @@ export class Head {
       mark(this.bar, 'aria-valuenow', String(progress.completed));
       const from = progress.start ? ` (from step ${progress.start})` : '';
       say(this.steps, `step ${progress.completed} of ${progress.total}${from}`);
-      const { elapsed_seconds: elapsed, eta_seconds: eta } = progress;
-      const times = [
-        elapsed === null ? null : duration(elapsed) + (this.over ? '' : ' so far'),
-        eta === null ? null : `about ${duration(eta)} left`
-      ];
-      say(this.times, times.filter(Boolean).join(' · '));
-      sayOrHide(this.movement, progress.movement.join('\n'));
+      this.progress = progress;
+      this.moved(progress.movement);
       sayOrHide(this.counts, progress.counts);
     }
+    if (this.progress) {
+      this.timed(this.progress);
+    }
     this.cancel.allow(actions?.cancel ?? false);
+  }
+
+  /** The end of a run may come without news of its progress. */
+  private timed({ elapsed_seconds: elapsed, eta_seconds: eta }: Progress): void {
+    const took = elapsed === null ? '' : duration(elapsed);
+    const times = [
+      took && (this.over ? `took ${took}` : `${took} so far`),
+      eta === null || this.over ? '' : `about ${duration(eta)} left`
+    ];
+    say(this.times, times.filter(Boolean).join(' · '));
+  }
+
+  /** Every sentence on a line of its own, also where it is read or copied without styles. */
+  private moved(sentences: string[]): void {
+    const lines = [...this.movement.children];
+    if (lines.map(line => line.textContent).join('\n') !== sentences.join('\n')) {
+      this.movement.replaceChildren(...sentences.map(sentence => h('div', {}, sentence)));
+    }
+    show(this.movement, sentences.length > 0);
   }
 
   /** Says a change of status to a screen reader, the newest one only and not too often. */

@@ -217,7 +217,7 @@ function ranked({ values }: Table, higher: boolean): CheckpointRow[] {
       ...row,
       rank: n + 1,
       best: n === 1,
-      tie: n === 0 || n > 3 ? null : `tie with step ${steps[n]}`
+      tie: n === 0 || n > 3 ? null : `ties with step ${steps[n]}`
     }));
   return [...whole, ...rows.filter(row => !row.complete)];
 }

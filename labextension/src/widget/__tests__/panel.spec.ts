@@ -271,19 +271,39 @@ describe('text', () => {
   });
 });
 
+describe('how far a run is', () => {
+  it('says sentence by sentence what moved, and what it took once it is over', () => {
+    const { progress, head } = reinforced(20, 40).state;
+    const movement = ['start checks: 8 of 8 passed', 'reward 0.365 → 0.946'];
+    const serial = show({ progress: { ...progress!, elapsed_seconds: 97, movement } });
+    const lines = all('.nbtrain-movement > div').map(line => line.textContent);
+    expect(lines).toEqual(movement);
+    expect(text('.nbtrain-progress')).toMatch(/1 min 37 s so far/);
+    change({ head: { ...head!, status: 'succeeded', over: true } }, serial);
+    expect(text('.nbtrain-progress')).toMatch(/took 1 min 37 s$/);
+  });
+});
+
 describe('checkpoints', () => {
   const many = Array.from({ length: 12 }, (_, n) => checkpoint(n + 1, { rank: n + 1 }));
 
   it('shows score, interval, tie and whether the round was complete', () => {
     show({
       checkpoints: [
-        checkpoint(40, { rank: 1, score: 0.831, low: 0.78, high: 0.881, complete: true }),
+        checkpoint(40, {
+          rank: 1,
+          score: 0.831,
+          low: 0.78,
+          high: 0.881,
+          complete: true,
+          tie: 'highest'
+        }),
         checkpoint(20, {
           rank: 2,
           score: 0.82,
           complete: true,
           best: true,
-          tie: 'tie with step 40'
+          tie: 'ties with step 40'
         }),
         checkpoint(60, { score: 0.5, complete: false })
       ]
@@ -293,9 +313,10 @@ describe('checkpoints', () => {
       return parts.map(part => part.textContent).join(' ') || cell.textContent;
     };
     const rows = all('tbody tr').map(row => [...row.querySelectorAll('td')].map(words));
-    expect(rows[0]!.slice(1, 5)).toEqual(['1', '40', '0.83 [0.78, 0.88]', 'complete']);
-    expect(rows[1]!.slice(1, 4)).toEqual(['2', '20', '0.82 ★ best tie with step 40']);
+    expect(rows[0]!.slice(1, 5)).toEqual(['1', '40', '0.83 [0.78, 0.88] highest', 'complete']);
+    expect(rows[1]!.slice(1, 4)).toEqual(['2', '20', '0.82 ★ best (ties with step 40)']);
     expect(rows[2]!.slice(1, 5)).toEqual(['–', '60', '0.50', 'not complete']);
+    expect(el.textContent).toContain('whose difference to the highest may be nothing');
   });
 
   it('shows eight, and all on demand', () => {
