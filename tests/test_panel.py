@@ -77,6 +77,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Program:
         monkeypatch.setattr(module, "program", lambda: made)
     monkeypatch.setattr(feed, "READ_WITHIN", 0.0)
     monkeypatch.setattr(views, "READ_WITHIN", 0.0)
+    monkeypatch.setattr(views, "_UNSEEN", 0.0)
     return made
 
 

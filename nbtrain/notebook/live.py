@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import Run
-from nbtrain.client.glance import READ_WITHIN
 from nbtrain.errors import NbtrainError
 from nbtrain.notebook.panel.views import Views
 from nbtrain.notebook.poller import Poller
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveSummary", "bring_up_to_date", "panel", "poller", "show", "views"]
 
-_BESIDE_A_PANEL = 30.0
+_BESIDE_A_PANEL = 120.0
 """Seconds between two updates of the static output while a page shows a panel of the run, which
 has the curve; the end comes at once."""
 
@@ -68,10 +67,9 @@ class LiveSummary:
     def look(self) -> tuple[bool, bool]:
         """Bring the output up to date; whether it changed and whether the run is over."""
         with self._lock:
-            if views.seen(self.run) and time.monotonic() < self._at + _BESIDE_A_PANEL:
-                self._glance.followed.refresh(READ_WITHIN)
-                if not self._glance.is_final:
-                    return False, False
+            beside = views.seen(self.run) and time.monotonic() < self._at + _BESIDE_A_PANEL
+            if beside and not self._glance.is_final:  # the panel reads, and tells of the end
+                return False, False
             bundle = self._bundle()
             changed = bundle != self._shown
             if changed:

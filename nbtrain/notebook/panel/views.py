@@ -23,6 +23,8 @@ TICK = 3.0
 PAUSE = 0.5
 """Least seconds between two updates, and between two times that a panel is sent everything."""
 
+_UNSEEN = 2.0  # seconds for which a reading is new enough where no page shows a panel
+
 
 class Shown(Protocol):
     """A panel, as far as it is kept up to date here."""
@@ -128,13 +130,14 @@ class Panels:
 
     def _tell(self) -> None:
         """What a saved notebook says of the run; told rarely, as each time is a message."""
-        summary = self._glance.refresh(READ_WITHIN)
+        within = READ_WITHIN if self.seen else _UNSEEN
+        summary = self._glance.refresh(within)
         if summary.phase != self._phase:
             self._phase = summary.phase
             self._told.clear()
         new = self._all - self._told
         if new:
-            text = self._glance.brief(within=READ_WITHIN)
+            text = self._glance.brief(within)
             for panel in new:
                 panel.tell(text)
             self._told |= new
