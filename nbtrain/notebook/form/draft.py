@@ -61,7 +61,7 @@ class Draft:
         said = {
             "bench_id": self.head.get("workload"),
             "base_model_slug": self.head.get("model"),
-            "algorithm": self.head.get("method"),
+            "algorithm": self._method(method),
             "parent_checkpoint_id": self.head.get("parent"),
             "display_name": self.head.get("name"),
             "load_weights_only": self.switches.get("weights_only") or None,
@@ -76,13 +76,17 @@ class Draft:
             self.body(method),
             workload=self.head.get("workload"),
             model=self.head.get("model"),
-            method=self.head.get("method"),
+            method=self._method(method),
             parent=self.head.get("parent"),
             weights_only=self.switches.get("weights_only", False),
             name=self.head.get("name"),
             smoke=method == "sft" and self.switches.get("smoke", False),
             small=self.switches.get("small", False),
         )
+
+    def _method(self, method: str) -> str | None:
+        """What is said of the method: all but what a checkpoint brings."""
+        return self.head.get("method") or (None if "parent" in self.head else method)
 
     def stating(self, values: Mapping[str, object], told: Callable[[Draft], str]) -> Draft:
         """Another draft that states ``values`` too; ``told`` gives the method of a draft.

@@ -6,6 +6,7 @@ import html
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
@@ -32,6 +33,8 @@ __all__ = ["Form"]
 
 logger = logging.getLogger(__name__)
 
+SAMPLE = "nbtrain/tiny"
+"""The base model of a form whose workload names none."""
 _PAUSE = 0.3  # seconds without a further change before a change is looked at
 
 
@@ -59,6 +62,9 @@ class Form:
         self._quiet = self._closed = False
         self._checking: Checking | None = None
         self._models: dict[str, BaseModelInfo | None] = {}
+        self._touched = False
+        self._filled: str | None = None
+        self._fill_model(draft)
         self._inputs = Inputs(self._changed)
         self._head = Head(self._inputs, draft, read_lists(client))
         self._state, self._expected = self._inputs.html(), self._inputs.html()
@@ -92,6 +98,8 @@ class Form:
         """
         with self._lock:
             self._draft = self._draft.stating(options, lambda d: method_of(self._client, d))
+            if {"workload", "parent", "bench_id", "parent_checkpoint_id"} & options.keys():
+                self._fill_model(self._draft)
             self._version += 1
         self._look()
         self._show_stated()
@@ -185,6 +193,10 @@ class Form:
                 self._draft.switches[name] = text == "true"
             else:
                 self._draft.typed(name, text)
+            if name in ("workload", "parent"):
+                self._fill_model(self._draft)
+                self._put_model()
+            self._touched = True
             self._version += 1
             if self._timer is not None:
                 self._timer.cancel()
@@ -219,6 +231,26 @@ class Form:
                         self._show(outcome, draft, model)
                         return outcome
 
+    def _fill_model(self, draft: Draft) -> None:
+        """State the base model that goes with the workload, where nobody stated another."""
+        if draft.head.get("model") not in (None, self._filled):
+            return
+        found: str | None = None
+        if "parent" not in draft.head:  # whose own it is
+            found = SAMPLE
+            with suppress(NbtrainError):
+                if workload := draft.head.get("workload"):
+                    found = self._client.workloads.get(workload).base_model or found
+        self._filled = found
+        draft.typed("model", found or "")
+
+    def _put_model(self) -> None:
+        self._quiet = True
+        try:
+            self._head.put(self._draft)
+        finally:
+            self._quiet = False
+
     def _model(self, outcome: Outcome, draft: Draft) -> BaseModelInfo | None:
         """The base model whose bounds and choices hold, where it can be told."""
         slug = outcome.view.plan.base_model.slug if outcome.view else draft.head.get("model")
@@ -231,15 +263,20 @@ class Form:
                 return None
         return self._models[slug]
 
+    def _told(self, outcome: Outcome, draft: Draft) -> Outcome:
+        """The outcome as it is told: what is merely missing is no fault before a first change."""
+        return outcome if self._touched else outcome.gently(draft)
+
     def _show(self, outcome: Outcome, draft: Draft, model: BaseModelInfo | None) -> None:
+        outcome = self._told(outcome, draft)
         if self._closed:
             return
         if self._groups is None or self._groups.method != outcome.method:
             before, self._groups = self._groups, Groups(outcome.method, self._inputs, self._opened)
             self._groups.open_first()
             self.widget.children = (
-                self._style, self._head.grid, self._state, *self._groups.widgets, self._expected,
-                self._buttons, *self._output.widgets,
+                self._style, self._head.grid, self._buttons, self._state, *self._output.widgets,
+                *self._groups.widgets, self._expected,
             )  # fmt: skip
             if before is not None:
                 before.close()  # else they would stay in the saved notebook
@@ -248,8 +285,9 @@ class Form:
         for group in self._groups:
             group.tell(outcome, draft.texts, model)
         self._expected.value = page.expected(outcome)
+        self._copy.value = page.cell_box(self._text(draft, outcome.method))
         for name in ("dry run", "start checks", "launch"):
-            self._button[name].disabled = outcome.view is None and not (
+            self._button[name].disabled = bool(outcome.refused) and not (
                 name == "start checks" and self._checking is not None
             )
 
@@ -281,7 +319,6 @@ class Form:
             "start checks": ("", "load data and model and check them; nothing is started",
                              self._check),
             "launch": ("primary", "train in the background", self._launch),
-            "copy as cell": ("", "the same plan as a %%train cell", self._copy),
             "refresh lists": ("", "read again what can be picked at the top", self._refresh),
         }  # fmt: skip
         self._button: dict[str, widgets.Button] = {}
@@ -299,12 +336,16 @@ class Form:
             layout=widgets.Layout(width="auto"),
         )  # fmt: skip
         answered(self._again)
-        order = ("dry run", "start checks", "launch", self._again, "copy as cell", "refresh lists")
+        self._copy = self._inputs.html()
+        order = ("dry run", "start checks", "launch", self._again, self._copy, "refresh lists")
         row = [self._button[one] if isinstance(one, str) else one for one in order]
         return widgets.HBox(children=row, layout=widgets.Layout(flex_flow="row wrap"))
 
     def _do(self, act: Callable[[], None]) -> None:
         """Do what a button says; what is refused is shown, never printed into some cell."""
+        if not self._touched and act != self._refresh:
+            self._touched = True
+            self._look()
         try:
             act()
         except (NbtrainError, OSError, TypeError, ValueError) as error:
@@ -341,9 +382,6 @@ class Form:
         self._again.value = False
         self._refresh()
 
-    def _copy(self) -> None:
-        self._output.show(page.cell_box(self.cell))
-
     def _refresh(self) -> None:
         lists = read_lists(self._client)
         with self._lock:
@@ -358,14 +396,20 @@ class Form:
 
     def __repr__(self) -> str:
         outcome = self._current()
-        state = "refused" if outcome.problems else "nothing is refused"
+        with self._lock:
+            draft = self._draft.copy()
+        outcome = self._told(outcome, draft)
+        text = self._text(draft, outcome.method)
+        state = "refused" if outcome.refused else "nothing is refused"
+        if outcome.missing:
+            state = f"not stated yet: {', '.join(outcome.missing)}"
+        told = [f"  {problem}" for problem in outcome.refused]
         head = f"training form ({outcome.method}): {state}"
-        told = [f"  {problem}" for problem in outcome.problems]
-        return "\n".join([head, *told, *(f"  {line}" for line in self._text().splitlines())])
+        return "\n".join([head, *told, *(f"  {line}" for line in text.splitlines())])
 
-    def _text(self) -> str:
+    def _text(self, draft: Draft, method: str) -> str:
         try:
-            return self.cell
+            return draft.cell(method)
         except ValueError as error:
             return str(error)
 

@@ -94,7 +94,8 @@ class Head:
             pair, problems = self._pairs[name], outcome.beside.get(name, ())
             value = "" if problems else told.get(name, "")
             stated = name in draft.head or draft.switches.get(name, False)
-            pair.tell(_beside(name, value, refusals(problems), stated=stated), bad=bool(problems))
+            whence = "" if stated else "inherited" if "parent" in draft.head else "default"
+            pair.tell(_beside(name, value, refusals(problems), whence), bad=bool(problems))
 
 
 def _of_now(method: str, draft: Draft) -> Iterator[str]:
@@ -129,8 +130,8 @@ def _meant(plan: ResolvedPlan | None, method: str) -> Mapping[str, str]:
     return told
 
 
-def _beside(name: str, value: str, refused: str, *, stated: bool) -> str:
+def _beside(name: str, value: str, refused: str, whence: str) -> str:
     shown = f"<div>{html.escape(value)}</div>" if value else ""
-    if name == "method" and not stated and value:
-        shown = f"<div>{html.escape(value)} · not stated</div>"
+    if name == "method" and whence and value:
+        shown = f"<div>{html.escape(value)} · {whence}</div>"
     return f'{refused}{shown}<div class="nbtrain-muted">{html.escape(_HELP[name])}</div>'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nbtrain.client.earlier import trained_before
@@ -39,6 +39,19 @@ class Outcome:
     general: tuple[Problem, ...] = ()
     expected: tuple[str, ...] = ()
     earlier: tuple[Run, ...] = ()
+    missing: tuple[str, ...] = ()
+    """What is merely not stated yet, in an outcome that does not call that refused."""
+
+    def gently(self, draft: Draft) -> Outcome:
+        """The same for a form that nobody has touched: nothing is refused for being missing."""
+        missing = tuple(name for name in self.beside if name in HEAD and name not in draft.head)
+        beside = {name: found for name, found in self.beside.items() if name not in missing}
+        return replace(self, beside=beside, missing=missing)
+
+    @property
+    def refused(self) -> tuple[Problem, ...]:
+        """What is shown as refused."""
+        return (*(problem for found in self.beside.values() for problem in found), *self.general)
 
     @property
     def problems(self) -> tuple[Problem, ...]:

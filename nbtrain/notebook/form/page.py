@@ -37,6 +37,10 @@ STYLE = """<style>
   font-family: var(--jp-code-font-family, monospace); font-size: 12px}
 </style>"""
 
+_CHOOSE = {
+    "workload": "a workload", "model": "a base model", "dataset": "a dataset",
+    "method": "a method", "parent": "a checkpoint", "name": "a name",
+}  # fmt: skip
 _WIDE, _HIGH, _LEFT, _TOP, _BOTTOM = 340, 96, 4, 16, 18
 _POINTS = 160
 _SENTENCE = re.compile(r"(.+?\.)(\s|$)")
@@ -81,10 +85,14 @@ def lines(told: Iterable[str], css: str = "nbtrain-muted") -> str:
 
 def state(outcome: Outcome) -> str:
     """Whether it can be launched: the count of refusals and those without a field, or the hash."""
-    count = len(outcome.problems)
+    count = len(outcome.refused)
+    choose = " and ".join(_CHOOSE[name] for name in outcome.missing)
+    missing = lines([f"choose {choose}"], "") if choose else ""
     if count:
         head = f"refused: {count} problem{'s' if count > 1 else ''}"
-        return lines([head], "nbtrain-refused") + refusals(outcome.general)
+        return lines([head], "nbtrain-refused") + refusals(outcome.general) + missing
+    if missing:
+        return missing
     if outcome.view is None:
         return lines(["…"])
     told = [f"config {outcome.view.config_hash[:12]}: nothing is refused"]
@@ -156,13 +164,21 @@ def _rate(rate: float) -> str:
 
 
 def cell_box(text: str) -> str:
-    """The text of a cell, selected when it is entered, with a button that copies it."""
+    """A button that copies the text of a cell and says so.
+
+    Where the page may not write to the clipboard, the text is shown, selected.
+    """
     rows = text.count("\n") + 1
     return (
-        f'<textarea readonly rows="{rows}" aria-label="the same as a cell" '
-        f'onfocus="this.select()">{html.escape(text)}</textarea>'
-        '<button class="jupyter-button" onclick="const box = this.previousElementSibling; '
-        "box.focus(); box.select(); "
+        '<button class="jupyter-button widget-button" style="width:auto" '
+        'title="the same plan as a %%train cell" onclick="'
+        "const said = this.nextElementSibling, box = said.nextElementSibling; "
+        "const shown = () => {box.hidden = false; box.focus(); box.select(); "
+        "return document.execCommand('copy');}; "
         "(navigator.clipboard ? navigator.clipboard.writeText(box.value) : Promise.reject())"
-        ".catch(() => document.execCommand('copy'))\">copy</button>"
+        ".then(() => true, shown).then(done => {"
+        "said.textContent = done ? 'copied' : 'selected: copy it from here';})"
+        '">copy as cell</button> <span class="nbtrain-muted" role="status"></span>'
+        f'<textarea readonly hidden rows="{rows}" cols="80" aria-label="the same as a cell" '
+        f'onfocus="this.select()">{html.escape(text)}</textarea>'
     )
