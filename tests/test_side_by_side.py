@@ -41,11 +41,15 @@ def test_the_table_has_what_differs_and_how_far_each_came(client: Client) -> Non
     assert list(table["name"]) == ["a", "b"]
     assert list(table["final"]) == [0.4, 0.8]
     assert list(table["best"]) == [0.4, 0.8]
+    assert list(table["highest"]) == [0.4, 0.8]
+    assert list(table["top_step"]) == [4, 4]
     assert list(table["steps"]) == [4, 4]
     assert list(table["learning_rate"]) == [1e-4, 3e-4]
     assert "batch_size" not in table
     told = repr(found)
     assert "learning_rate  0.0001  0.0003" in told
+    assert "0.800 at step 4" in told
+    assert "highest held-out  best held-out" in told
     assert "batch_size" not in told
     assert "comparable" not in told
 

@@ -218,7 +218,8 @@ def trajectories(followed: Followed) -> dict[str, Any]:
 def _of_many_tasks(rows: Sequence[Row]) -> list[Row]:
     """The first :data:`_SHOWN`, those of a task that is there already only where others lack."""
     seen: set[Any] = set()
-    first, again = [], []
+    first: list[int] = []
+    again: list[int] = []
     for at, row in enumerate(rows):
         task = row["group_id"] if row["task_id"] is None else row["task_id"]
         (again if task in seen else first).append(at)

@@ -275,11 +275,11 @@ describe('how far a run is', () => {
   it('says sentence by sentence what moved, and what it took once it is over', () => {
     const { progress, head } = reinforced(20, 40).state;
     const movement = ['start checks: 8 of 8 passed', 'reward 0.365 → 0.946'];
-    const serial = show({ progress: { ...progress!, elapsed_seconds: 97, movement } });
+    const serial = show({ progress: { ...progress, elapsed_seconds: 97, movement } });
     const lines = all('.nbtrain-movement > div').map(line => line.textContent);
     expect(lines).toEqual(movement);
     expect(text('.nbtrain-progress')).toMatch(/1 min 37 s so far/);
-    change({ head: { ...head!, status: 'succeeded', over: true } }, serial);
+    change({ head: { ...head, status: 'succeeded', over: true } }, serial);
     expect(text('.nbtrain-progress')).toMatch(/took 1 min 37 s$/);
   });
 });
