@@ -311,7 +311,12 @@ def test_what_models_and_tasks_say_is_shown_as_text(
     shown = f"run = nbtrain.attach({run.id!r})\ndisplay(run)\nrun.panel()"
     notebook = open_notebook([LOAD, shown], width=1300, height=2600)
     dialogs: list[str] = []
-    notebook.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+
+    def dismiss(dialog: Any) -> None:
+        dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    notebook.page.on("dialog", dismiss)
     notebook.run_cell(0)
     notebook.run_cell(1)
     panel = panel_of(notebook, 1)
