@@ -150,7 +150,8 @@ def as_html(
         body.append(f"<tr{weight}>{row}</tr>")
     said = _best_told(lines)
     return (
-        '<table style="border-collapse:collapse;margin-top:2px;font-size:inherit;color:inherit">'
+        '<table style="border-collapse:collapse;table-layout:auto;white-space:nowrap;'
+        'margin-top:2px;font-size:inherit;color:inherit">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
         + (f'<div style="{MUTED}">{html.escape(said)}</div>' if said else "")
     )
