@@ -43,6 +43,8 @@ def test_a_cell_returns_at_once_and_its_output_follows_the_run(
     assert "Traceback" not in refusal
 
     notebook.wait_text(1, "COMPLETED", seconds=120)
+    # The panel below says so first; the summary follows with its picture
+    outputs.first.get_by_text("COMPLETED").wait_for(timeout=60_000)
     text = outputs.first.inner_text()
     assert "step 4 of 4" in text
     assert "held-out" in text
