@@ -177,7 +177,7 @@ def test_checks_alone(
     shell.do(DESCRIPTOR.replace("--into run", "--dry-run --check --into report"))
     assert isinstance(shell.ns["report"], CheckReport)
     texts = [bundle["text/plain"] for bundle in shell.bundles]
-    assert texts[0].endswith("…")
+    assert texts[0].endswith(": beginning")
     assert texts[1].endswith(": rows: 40 of 40")
     assert "a run of this plan would train; 1 start check" in texts[-1]
     outputs = shell.ip.display_pub.outputs
