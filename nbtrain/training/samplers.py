@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from nbtrain.errors import Problem, StartChecksFailed
 from nbtrain.plan.resolved import ResolvedPlan
-from nbtrain.rollout.generate import GenerateSampler
-from nbtrain.rollout.ragged import RaggedSampler
+from nbtrain.rollout.decoders import decoder
 from nbtrain.rollout.types import Sampler
 from nbtrain.training import setup
 from nbtrain.training.partials import POLICIES
@@ -63,27 +61,19 @@ class Making:
         return None
 
     def _own(self) -> Sampler:
-        """The ragged decoder, or the plain one where it cannot hold the model's cache.
-
-        A model whose configuration promises a cache that the ragged decoder can hold, and which
-        then turns out to be another, is sampled by the plain one unless the plan states ``ragged``.
-        """
+        """One of our own; what the plan states is not replaced by the other."""
         plan = self.plan
-        arguments: dict[str, Any] = {
-            "slots": _slots(plan, self.ranks),
-            "eos_ids": self.ends,
-            "pad_id": self.pad_id,
-            "max_context": setup.context_of(plan),
-            "kv_budget_bytes": self.kv_budget_bytes,
-        }
-        if plan["sampler"] == "generate":
-            return GenerateSampler(self.policy.model, **arguments)
-        try:
-            return RaggedSampler(self.policy.model, **arguments)
-        except ValueError:
-            if plan.settings["sampler"].origin == "stated":
-                raise
-            return GenerateSampler(self.policy.model, **arguments)
+        stated = plan.settings["sampler"].origin == "stated"
+        plain = plan["sampler"] == "generate"
+        return decoder(
+            self.policy.model,
+            kind="generate" if plain else "ragged" if stated else "any",
+            slots=_slots(plan, self.ranks),
+            eos_ids=self.ends,
+            pad_id=self.pad_id,
+            max_context=setup.context_of(plan),
+            kv_budget_bytes=self.kv_budget_bytes,
+        )
 
     def _vllm(self, stack: ExitStack, longest: int) -> Sampler:
         """An engine of vLLM on the base model; adapters go to it through a folder of the run's.

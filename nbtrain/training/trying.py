@@ -28,9 +28,8 @@ from nbtrain.environments import EnvironmentPool
 from nbtrain.errors import NbtrainError, Problem, Refused, first_line
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.rollout.conversation import ChatConversation, tool_schemas
-from nbtrain.rollout.generate import GenerateSampler
+from nbtrain.rollout.decoders import Decoder, decoder
 from nbtrain.rollout.limits import Sampling, room, with_model_defaults
-from nbtrain.rollout.ragged import RaggedSampler
 from nbtrain.rollout.tokens import decode_completion, end_ids
 from nbtrain.rollout.types import Finish, Sample, SampleRequest
 from nbtrain.store import Store, StoredCheckpoint, open_store
@@ -66,7 +65,7 @@ class _Base:
     adapted: AdaptedModel | None = None
     shape: tuple[Any, ...] = ()
     checkpoint_id: str | None = None
-    sampler: RaggedSampler | GenerateSampler | None = None
+    sampler: Decoder | None = None
     sampler_key: _SamplerKey | None = None
 
 
@@ -294,9 +293,7 @@ def _put_on(base: _Base, row: StoredCheckpoint, plan: ResolvedPlan, device: torc
     base.checkpoint_id = row.checkpoint_id
 
 
-def _sampler_of(
-    base: _Base, plan: ResolvedPlan, prompts: _Prompts
-) -> RaggedSampler | GenerateSampler:
+def _sampler_of(base: _Base, plan: ResolvedPlan, prompts: _Prompts) -> Decoder:
     """The engine's own decoder, the plain one where the model's cache demands it."""
     assert base.adapted is not None
     plain = plan.options.get("sampler") == "generate"
@@ -304,20 +301,16 @@ def _sampler_of(
     if base.sampler is None or base.sampler_key != key:
         base.sampler = base.sampler_key = None
         model = base.adapted.model
-        arguments: dict[str, Any] = {
-            "slots": SLOTS,
-            "eos_ids": prompts.ends,
-            "pad_id": base.tokenizer.pad_token_id,
-            "max_context": prompts.context,
-            "kv_budget_bytes": kv_budget(base.adapted.device),
-        }
         try:
-            try:
-                if plain:
-                    raise ValueError
-                base.sampler = RaggedSampler(model, **arguments)
-            except ValueError:
-                base.sampler = GenerateSampler(model, **arguments)
+            base.sampler = decoder(
+                model,
+                kind="generate" if plain else "any",
+                slots=SLOTS,
+                eos_ids=prompts.ends,
+                pad_id=base.tokenizer.pad_token_id,
+                max_context=prompts.context,
+                kv_budget_bytes=kv_budget(base.adapted.device),
+            )
         except ValueError as error:
             msg = f"the model cannot be sampled: {error}"
             raise NbtrainError(msg) from error
@@ -394,9 +387,7 @@ def _requests(prompts: _Prompts, sampling: Sampling, *, n: int, seed: int) -> li
     ]
 
 
-def _run(
-    sampler: RaggedSampler | GenerateSampler, requests: Sequence[SampleRequest], tell: Teller
-) -> dict[int, Sample]:
+def _run(sampler: Decoder, requests: Sequence[SampleRequest], tell: Teller) -> dict[int, Sample]:
     """Every request's reply."""
     try:
         sampler.submit(requests)

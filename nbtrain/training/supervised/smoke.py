@@ -21,8 +21,7 @@ from nbtrain.data.datasets import DatasetRegistry
 from nbtrain.data.rendering import Renderer
 from nbtrain.errors import Problem, StartChecksFailed
 from nbtrain.plan.resolved import ResolvedPlan, SmokeRef
-from nbtrain.rollout.generate import GenerateSampler
-from nbtrain.rollout.ragged import RaggedSampler
+from nbtrain.rollout.decoders import Decoder, decoder
 from nbtrain.rollout.ranks import Ranks
 from nbtrain.rollout.types import SampleRequest
 from nbtrain.store import Store
@@ -191,21 +190,18 @@ class SmokeCheck:
         every = (one for share in self._ranks.gather(replies) for one in share)
         self._replies = sorted(every, key=lambda reply: reply.row)
 
-    def _make_sampler(self, model: Any) -> RaggedSampler | GenerateSampler:
+    def _make_sampler(self, model: Any) -> Decoder:
         stretches = [s for answer in self._answers for s in answer.stretches]
         longest = max((len(s.prompt) + len(s.expected) for s in stretches), default=2) + MARGIN
-        arguments: dict[str, Any] = {
-            "slots": SLOTS,
-            "eos_ids": self._ready.ends,
-            "pad_id": self._ready.pad_id,
-            "max_context": min(longest, max(2, self._plan.base_model.max_context)),
-            "kv_budget_bytes": kv_budget(self._device, ranks=self._ranks.size),
-        }
         try:
-            try:
-                return RaggedSampler(model, **arguments)
-            except ValueError:
-                return GenerateSampler(model, **arguments)
+            return decoder(
+                model,
+                slots=SLOTS,
+                eos_ids=self._ready.ends,
+                pad_id=self._ready.pad_id,
+                max_context=min(longest, max(2, self._plan.base_model.max_context)),
+                kv_budget_bytes=kv_budget(self._device, ranks=self._ranks.size),
+            )
         except ValueError as error:
             message = f"the model cannot write the rows of a smoke check: {error}"
             raise StartChecksFailed([Problem("smoke", message)]) from error
