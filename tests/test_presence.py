@@ -60,11 +60,14 @@ def test_an_emptied_file_is_told_in_words(home: Path) -> None:
 
 def test_a_run_is_never_taken_for_another_of_its_key(home: Path) -> None:
     run = stored.create(Client())
+    followed = run.glance().followed
+    followed.refresh()
     run._store.close()
     remove(home)
     other = stored.create(Client(), "second")
     assert other._key == run._key
-    for read in (lambda: run.status, lambda: run.rewards, lambda: run.trajectories):
+    looks = (lambda: run.status, lambda: run.rewards, lambda: run.trajectories, followed.refresh)
+    for read in looks:
         with pytest.raises(NotFound, match="another store was put in the place of"):
             read()
 

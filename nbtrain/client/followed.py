@@ -78,8 +78,9 @@ class Followed:
                 return self.row, self.seen
             pulse = self.store.pulse(self.run_key, self._step_cursor, self._round_cursor)
             row, seen = pulse.run, seen_of(pulse.run, pulse.attempt or {})
-            if seen.state == "gone" and not row.ended_for_good:
-                row, seen = self._look()
+            another = self._attempt is not None and row.run_id != self.row.run_id
+            if another or (seen.state == "gone" and not row.ended_for_good):
+                row, seen = self._look()  # refuses a run of a store that took this one's place
             if self._anew(pulse, row):
                 if self._step_cursor or self._round_cursor:
                     pulse = self.store.pulse(self.run_key)
