@@ -310,8 +310,7 @@ def test_a_model_that_cannot_write_is_no_model_for_a_smoke_check(
         msg = "its cache cannot be copied"
         raise ValueError(msg)
 
-    monkeypatch.setattr(smoke, "RaggedSampler", unable)
-    monkeypatch.setattr(smoke, "GenerateSampler", unable)
+    monkeypatch.setattr(smoke, "decoder", unable)
     plan = replace(world.plan(chats(4)), smoke=SmokeRef(4, 50, 0.9))
     command = Command(tmp_path, plan.to_json())
     assert command.here() == 0

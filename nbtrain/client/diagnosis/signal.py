@@ -117,13 +117,22 @@ def _cause(facts: Facts, right: bool) -> tuple[str, str, tuple[str, ...]] | None
             ("temperature",),
         )
     rewards = [t["reward"] for t in facts.trajectories if t["reward"] is not None]
+    options: tuple[str, ...]
     if len(rewards) >= _FEW_REPLIES and min(rewards) == max(rewards) == 0:
+        if facts.admission == "as_graded":
+            way, options = (
+                "add a term for the format, which some replies earn, or begin from a registered "
+                "adapter (warmStartModelId)",
+                ("reward", "warmStartModelId"),
+            )
+        else:
+            way, options = "give partial credit, or begin with easier tasks", ("reward",)
         return (
             f" Not one of the last {counted(len(rewards), 'reply')} earned anything.",
             "Read a few of run.texts(). Where replies look right, the reward asks for something "
             "that they do not have, their form say: try it by hand. Where they are wrong, the "
-            "tasks are too hard: give partial credit, or begin with easier tasks.",
-            ("reward",),
+            f"tasks are too hard: {way}.",
+            options,
         )
     if len(rewards) >= _FEW_REPLIES and min(rewards) == max(rewards):
         differ = ", though most of them differ" if told >= _FEW_REPLIES else ""
