@@ -96,7 +96,7 @@ def test_four_steps_of_a_real_model(home: Path) -> None:
     steps = run.metrics
     assert list(steps["step"]) == [1, 2, 3, 4]
     assert steps["update_applied"].all()
-    for name in ("loss", "grad_norm", "entropy", "avg_reward"):
+    for name in ("loss", "grad_norm", "entropy", "used_reward"):
         assert all(math.isfinite(value) for value in steps[name]), name
     assert (steps["grad_norm"] > 0).all()
     with open_store() as store:

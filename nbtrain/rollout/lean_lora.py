@@ -16,6 +16,8 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, add, nn
 from torch.nn.functional import linear
 
+from nbtrain.rollout import products
+
 __all__ = ["LeanLora"]
 
 Forward = Callable[[Tensor], Tensor]
@@ -82,10 +84,10 @@ def _lean(layer: Any, name: str) -> Forward:
     base, scaling = layer.base_layer, layer.scaling
     # The dictionaries, not the tensors in them: a weight that is replaced later is seen.
     w, a, b = base._parameters, layer.lora_A[name]._parameters, layer.lora_B[name]._parameters
-    plain = type(base) is nn.Linear
+    plain = products.is_plain(base)
 
     def forward(x: Tensor) -> Tensor:
-        result = linear(x, w["weight"], w["bias"]) if plain else base(x)
+        result = products.linear(x, w["weight"], w["bias"]) if plain else base(x)
         weight = a["weight"]
         narrow = x.dtype != weight.dtype
         delta = linear(linear(x.to(weight.dtype) if narrow else x, weight), b["weight"], b["bias"])

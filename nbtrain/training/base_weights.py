@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.pytorch_utils import Conv1D
 
 from nbtrain.errors import Problem, StartChecksFailed
+from nbtrain.rollout.products import computes_wide, widen
 
 __all__ = ["language_target", "load_base"]
 
@@ -56,7 +57,8 @@ def load_base(
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     more: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     if four_bit:
-        more |= {"quantization_config": _nf4(dtype), "device_map": {"": device}}
+        computed = torch.float32 if computes_wide(dtype, device) else dtype
+        more |= {"quantization_config": _nf4(computed), "device_map": {"": device}}
     loader = _loader(config)
     try:
         model: Any = loader.from_pretrained(
@@ -68,6 +70,7 @@ def load_base(
         raise StartChecksFailed([_no_kernel(config.model_type, attention)]) from error
     if not four_bit:
         model.to(device)
+    widen(model)
     model.config.use_cache = True
     loaded: nn.Module = model.eval()
     return loaded

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from nbtrain.rollout.products import computes_wide
 from nbtrain.training.cores import worker_count
 
 __all__ = ["describe", "emulated", "free_memory", "kv_budget", "worker_count"]
@@ -43,20 +44,12 @@ def emulated(precision: str, device: torch.device) -> str | None:
     if precision != "bf16":
         return None
     if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = "AVX512" in torch.backends.cpu.get_cpu_capability() and _cpu_has_bf16()
-    if native:
-        return None
-    return f"this {device.type} emulates bf16: precision: fp32 may be as fast"
-
-
-def _cpu_has_bf16() -> bool:
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            return "avx512_bf16" in file.read()
-    except OSError:
-        return False
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return None
+        return "this cuda emulates bf16: precision: fp32 may be as fast"
+    if computes_wide(torch.bfloat16, device):
+        return f"this {device.type} has no bf16: products with such weights are computed in fp32"
+    return None
 
 
 def describe(
@@ -71,6 +64,7 @@ def describe(
         "device": device.type,
         "ranks": ranks,
         "precision": precision,
+        "computed_in": _computed_in(precision, device),
         "kv_budget_bytes": kv_budget_bytes,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -80,3 +74,7 @@ def describe(
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
     }
+
+
+def _computed_in(precision: str, device: torch.device) -> str:
+    return "fp32" if computes_wide(torch.bfloat16, device) else precision

@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from nbtrain.rollout import products
 from nbtrain.rollout.lean_lora import Forward
 
 __all__ = ["trained_lora"]
@@ -25,7 +26,7 @@ def trained_lora(layer: Any, name: str) -> Forward:
     base, scaling = layer.base_layer, layer.scaling
     # The dictionaries, not the tensors in them: a weight that is replaced later is seen.
     w, a, b = base._parameters, layer.lora_A[name]._parameters, layer.lora_B[name]._parameters
-    plain = type(base) is nn.Linear and b["bias"] is None
+    plain = products.is_plain(base) and b["bias"] is None
     fused = plain and not any(p.requires_grad for p in w.values() if p is not None)
 
     def forward(x: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ class _LoraLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
     ) -> Tensor:
-        out = linear(x, w, bias)
+        out = products.linear(x, w, bias)
         narrow = linear(x.to(a.dtype), a).flatten(0, -2)
         ctx.save_for_backward(x, w, a, b, narrow)
         ctx.scale = scale
@@ -66,7 +67,8 @@ class _LoraLinear(torch.autograd.Function):
         inner = (wide @ b).mul_(ctx.scale)
         gradient = None
         if ctx.needs_input_grad[0]:
-            gradient = (flat @ w).to(a.dtype).addmm_(inner, a).to(x.dtype).view(x.shape)
+            gradient = products.times(flat, w).to(a.dtype).addmm_(inner, a)
+            gradient = gradient.to(x.dtype).view(x.shape)
         to_a = inner.t() @ x.flatten(0, -2).to(a.dtype)
         to_b = (wide.t() @ narrow).mul_(ctx.scale)
         return gradient, None, None, to_a, to_b, None
