@@ -19,6 +19,7 @@ from ipywidgets.widgets.widget import _instances
 from nbtrain.client import Checkpoint, Client, Run, feed, fronts, going_on
 from nbtrain.client.feed import Feed
 from nbtrain.errors import NbtrainError, NotFound
+from nbtrain.notebook import live
 from nbtrain.notebook.panel import actions, messages, program, views
 from nbtrain.notebook.panel.messages import as_asked
 from nbtrain.notebook.panel.program import Program
@@ -122,6 +123,19 @@ def test_the_state_that_a_notebook_saves_is_small_and_says_how_the_run_stands(
     assert (state["run_id"], state["run_name"], state["selected_id"]) == (run.id, "first", None)
     assert "running, TRAINING" in state["told"]
     assert state["_esm"].startswith("export default")
+
+
+def test_a_wait_that_ends_leaves_the_end_in_what_is_saved(
+    panel: Panel, run: Run, all_views: Views, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook may be saved right after, before the poller looks again."""
+    monkeypatch.setattr(live, "views", all_views)
+    stored.step(run, 1, 0.5)
+    stored.finish(run)
+    assert "running, TRAINING" in panel.told
+    live.bring_up_to_date(run)
+    assert "succeeded, COMPLETED" in panel.told
+    assert "step 1 of" in panel.told
 
 
 def test_the_real_loader_fits_into_the_state() -> None:

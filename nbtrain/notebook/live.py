@@ -136,6 +136,8 @@ def bring_up_to_date(run: Run) -> None:
     for view in poller.views():
         if isinstance(view, LiveSummary) and view.run == run:
             view.look_now()
+    with suppress(Exception):
+        views.tell_now(run)
 
 
 def _hurry(run: Run) -> None:

@@ -278,8 +278,12 @@ def test_me_01_a_panel_names_figures_that_are_no_numbers_and_goes_on(seen: Kerne
     told, end = "", time.monotonic() + 60
     while "step 5 of 8" not in told and time.monotonic() < end:
         seen.run("time.sleep(0.5)")
-        shown = [m for m in seen.messages if m["msg_type"] == "update_display_data"]
-        told = shown[-1]["content"]["data"]["text/plain"] if shown else ""
+        shown = [
+            message["content"]["data"]["text/plain"]
+            for message in seen.messages
+            if message["msg_type"] == "update_display_data"
+        ]
+        told = next((text for text in reversed(shown) if text.startswith("run nan ")), "")
     assert "step 5 of 8" in told
     frame = "nbtrain.attach('nan').rewards['avg_reward'].isna().tolist()"
     assert seen.run(frame) == "[False, True, True, True, False]"

@@ -119,6 +119,13 @@ class Panels:
             changed = new is not None or bool(answered) or waiting
             return changed, self._feed.is_final and not waiting
 
+    def tell_now(self) -> None:
+        """Bring what a saved notebook says of the run up to this moment."""
+        with self._lock:
+            self._glance.refresh()
+            self._told.clear()
+            self._tell()
+
     def tick(self) -> None:
         """Let pages know that the kernel lives."""
         with self._lock:
@@ -168,9 +175,17 @@ class Views:
 
     def seen(self, run: Run) -> bool:
         """Whether a page shows a panel of this run, and with it the run's curve."""
-        with self._lock:
-            found = self._by_run.get(run)
+        found = self._there(run)
         return found is not None and found.seen
+
+    def tell_now(self, run: Run) -> None:
+        """Bring what the run's panels say in a saved notebook up to this moment."""
+        if (found := self._there(run)) is not None:
+            found.tell_now()
+
+    def _there(self, run: Run) -> Panels | None:
+        with self._lock:
+            return self._by_run.get(run)
 
     def look(self) -> tuple[bool, bool]:
         """Give a sign of life to every page; the poller calls it, as long as there is any."""
