@@ -130,12 +130,12 @@ def test_a_wait_that_ends_leaves_the_end_in_what_is_saved(
 ) -> None:
     """A notebook may be saved right after, before the poller looks again."""
     monkeypatch.setattr(live, "views", all_views)
-    stored.step(run, 1, 0.5)
+    stored.step(run, 3, 0.5)
     stored.finish(run)
     assert "running, TRAINING" in panel.told
     live.bring_up_to_date(run)
     assert "succeeded, COMPLETED" in panel.told
-    assert "step 1 of" in panel.told
+    assert "step 3 of" in panel.told
 
 
 def test_the_real_loader_fits_into_the_state() -> None:
