@@ -90,6 +90,10 @@ def test_notes_are_changed(shell: Shell, trained: Run, capsys: pytest.CaptureFix
     assert (trained.description, trained.config_name) == ("it's flat", "r8")
     assert "description, config_name noted" in capsys.readouterr().out
     assert "needs --description TEXT" in shell.refuse("%train annotate first")
+    shell.do("%train annotate first --description ''")
+    shell.do("%train annotate first --config-name=")
+    assert (trained.description, trained.config_name) == (None, None)
+    assert "needs a value, found an empty one" in shell.refuse("%train show first --step ''")
 
 
 def test_a_report_is_named_after_the_run(

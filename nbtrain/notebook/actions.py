@@ -113,7 +113,7 @@ def estimate(_: Any, refs: list[Any], __: ParsedLine) -> Any:
 def annotate(_: Any, refs: list[Any], line: ParsedLine) -> None:
     """Change the notes about a run."""
     given = {"description": line.text("--description"), "config_name": line.text("--config-name")}
-    stated = {name: text for name, text in given.items() if text is not None}
+    stated = {name: text or None for name, text in given.items() if text is not None}
     if not stated:
         told = "%train annotate needs --description TEXT or --config-name TEXT"
         raise Refused([Problem("line", told, where=line.rest[0].where)])

@@ -42,6 +42,8 @@ class Flag:
     help: str
     field: str | None = None
     """The option of the body that it stands for, if any."""
+    may_be_empty: bool = False
+    """Whether an empty value says something."""
 
 
 @dataclass(slots=True)
@@ -178,7 +180,7 @@ def _value(parsed: ParsedLine, word: Word, flag: Flag, queue: list[Word]) -> Non
         told = f"{flag.name} needs a value: {flag.name} {flag.metavar}"
         parsed.problems.append(Problem(flag.name, told, where=word.where))
         return
-    if not given.text:
+    if not given.text and not flag.may_be_empty:
         told = f"{flag.name} needs a value, found an empty one"
         parsed.problems.append(Problem(flag.name, told, where=given.where))
     parsed.values[flag.name] = given

@@ -17,7 +17,7 @@ SLOWEST = 1.0  # between two looks at one that does not
 _AFTER_AN_ERROR = 10.0
 _BACK_OFF = 1.4
 _SHARE = 0.005  # of one core that looking at a view may take,
-_LONGEST_REST = 2.0  # but no longer a rest than so many seconds for it
+_LONGEST_REST = 4.0  # but no longer a rest than so many seconds for it
 
 logger = logging.getLogger(__name__)
 
