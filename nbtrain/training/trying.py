@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from nbtrain.catalog import Catalog, tokenizer_digest
+from nbtrain.catalog import Catalog
 from nbtrain.catalog.thinking import template_arguments
 from nbtrain.data.rendering import Renderer, end_ids_in
 from nbtrain.data.serving import Teller, serve
@@ -28,45 +26,22 @@ from nbtrain.environments import EnvironmentPool
 from nbtrain.errors import NbtrainError, Problem, Refused, first_line
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.rollout.conversation import ChatConversation, tool_schemas
-from nbtrain.rollout.decoders import Decoder, decoder
+from nbtrain.rollout.decoders import Decoder
 from nbtrain.rollout.limits import Sampling, room, with_model_defaults
 from nbtrain.rollout.tokens import decode_completion, end_ids
 from nbtrain.rollout.types import Finish, Sample, SampleRequest
 from nbtrain.store import Store, StoredCheckpoint, open_store
-from nbtrain.training import checkpoints, setup
-from nbtrain.training.adapted import AdaptedModel, attach_adapter, load_tokenizer
-from nbtrain.training.base_files import base_folder, loading
-from nbtrain.training.base_weights import load_base
-from nbtrain.training.environment import emulated, kv_budget
+from nbtrain.training import setup
+from nbtrain.training.adapted import AdaptedModel
+from nbtrain.training.base_files import base_folder
 from nbtrain.training.exhausted import is_exhausted
+from nbtrain.training.tried_model import TriedModel, device_of
 
 __all__ = ["Trier"]
 
-SLOTS = 64
-"""Replies that are decoded at a time."""
 TRYING_STREAM = 3
 """Random streams of tried replies, apart from training, validation and the start checks."""
 _TOLD_SECONDS = 0.5
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int4": torch.bfloat16}
-
-_BaseKey = tuple[str, str, str | None, str]
-_SamplerKey = tuple[tuple[int, ...], bool, int]
-
-
-@dataclass(slots=True)
-class _Base:
-    """A loaded base model and what stands on it. ``adapted`` is ``None`` without an adapter."""
-
-    key: _BaseKey
-    model: Any
-    tokenizer: Any
-    tokenizer_fingerprint: str
-    folder: Path
-    adapted: AdaptedModel | None = None
-    shape: tuple[Any, ...] = ()
-    checkpoint_id: str | None = None
-    sampler: Decoder | None = None
-    sampler_key: _SamplerKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +58,7 @@ class Trier:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._base: _Base | None = None
+        self._base: TriedModel | None = None
         self._tools: dict[str, list[dict[str, Any]]] = {}
 
     def answer(self, request: Mapping[str, Any], tell: Teller) -> Any:
@@ -118,12 +93,11 @@ class Trier:
         if not row.weights:
             msg = f"the checkpoint {row.short_id} of step {row.step} holds no weights"
             raise NbtrainError(msg)
-        device, remarks = _device(row, plan)
+        device, remarks = device_of(row, plan)
         base = self._loaded(row, plan, device, tell)
-        assert base.adapted is not None
         prompts = self._rendered(request["prompts"], base, plan, tell)
         sampling = _sampling(request, base.adapted, plan, prompts.context)
-        sampler = _sampler_of(base, plan, prompts)
+        sampler = base.sampler(plan, prompts.ends, prompts.context)
         requests = _requests(prompts, sampling, n=int(request["n"]), seed=int(request["seed"]))
         samples = _run(sampler, requests, tell)
         n = int(request["n"])
@@ -145,24 +119,20 @@ class Trier:
 
     def _loaded(
         self, row: StoredCheckpoint, plan: ResolvedPlan, device: torch.device, tell: Teller
-    ) -> _Base:
+    ) -> TriedModel:
         """The plan's base with the checkpoint's adapter on it."""
         folder, problems = base_folder(self._store, plan)
         if folder is None or problems:
             raise Refused(problems)
-        stated = plan.options.get("attention_implementation")
-        # scaled dot-product is the default wherever a model has it
-        attention = None if stated == "sdpa" else stated
-        key = (plan.base_model.fingerprint, plan["precision"], attention, str(device))
         base = self._base
-        if base is None or base.key != key:
+        if base is None or not base.serves(plan, device):
             base = None
             self._forget()
             tell(f"loading the base model {plan.base_model.slug}")
-            base = self._base = _load(key, folder, plan, device)
+            base = self._base = TriedModel(folder, plan, device)
         if base.checkpoint_id != row.checkpoint_id:
             tell(f"loading the checkpoint of step {row.step}")
-            _put_on(base, row, plan, device)
+            base.put_on(row, plan)
         return base
 
     def _forget(self) -> None:
@@ -175,10 +145,13 @@ class Trier:
     # --- prompts
 
     def _rendered(
-        self, prompts: Sequence[Mapping[str, Any]], base: _Base, plan: ResolvedPlan, tell: Teller
+        self,
+        prompts: Sequence[Mapping[str, Any]],
+        base: TriedModel,
+        plan: ResolvedPlan,
+        tell: Teller,
     ) -> _Prompts:
         """The prompts as the run's own training renders them."""
-        assert base.adapted is not None
         tokenizer, model = base.tokenizer, base.adapted.model
         if plan.method == "sft":
             ends = tuple(sorted(end_ids_in(base.folder, tokenizer)))
@@ -224,98 +197,6 @@ class Trier:
                 raise Refused(problems)
             self._tools[workload.workload_id] = tools
         return workload.raw, self._tools[workload.workload_id]
-
-
-def _device(row: StoredCheckpoint, plan: ResolvedPlan) -> tuple[torch.device, list[str]]:
-    """The kind of device that the run trained on where this machine has it, and what is to be
-    said of it. Of a checkpoint without training state that is not known.
-    """
-    try:
-        state = json.loads((Path(row.path) / checkpoints.STATE).read_text("utf-8"))
-        used = str(state["environment"]["device"])
-    except (OSError, ValueError, LookupError, TypeError):
-        used = None
-    there = torch.cuda.is_available()
-    device = torch.device("cuda" if there and used != "cpu" else "cpu")
-    remarks = []
-    if used is not None and used != device.type:
-        remarks.append(f"the run trained on {used}, which this machine has not")
-    slow = emulated("bf16", device) if plan["precision"] != "fp32" else None
-    if slow is not None:
-        remarks.append(slow.split(":")[0])
-    return device, remarks
-
-
-def _load(key: _BaseKey, folder: Path, plan: ResolvedPlan, device: torch.device) -> _Base:
-    with loading(plan, "the tokenizer"):
-        tokenizer = load_tokenizer(folder)
-    precision = plan["precision"]
-    with loading(plan, "the model"):
-        model = load_base(
-            folder,
-            dtype=_DTYPES[precision],
-            device=device,
-            attention=key[2],
-            four_bit=precision == "int4",
-        )
-    return _Base(key, model, tokenizer, tokenizer_digest(folder), folder)
-
-
-def _put_on(base: _Base, row: StoredCheckpoint, plan: ResolvedPlan, device: torch.device) -> None:
-    """Let the base carry the checkpoint's adapter, in fp32 and unmerged as it was trained."""
-    loaded = checkpoints.load(
-        Path(row.path),
-        checkpoint_id=row.checkpoint_id,
-        base_fingerprint=plan.base_model.fingerprint,
-        tokenizer_fingerprint=base.tokenizer_fingerprint,
-        training_state=False,
-    )
-    base.checkpoint_id = None
-    shape = (plan["lora_rank"], plan["lora_alpha"], plan["lora_target_modules"])
-    if base.adapted is None or base.shape != shape:
-        if base.adapted is not None:
-            base.sampler = base.sampler_key = None
-            base.model = base.adapted.model.unload()
-            base.adapted = None
-        rank, alpha, targets = shape
-        model = attach_adapter(
-            base.model, lora_rank=rank, lora_alpha=alpha, target_modules=targets, seed=0
-        )
-        model.eval()
-        base.adapted, base.shape = AdaptedModel(model, device), shape
-        for parameter in base.adapted.trainable.values():
-            parameter.data = parameter.data.to(torch.float32)
-    try:
-        base.adapted.load_adapter_state(loaded.adapter)
-    except ValueError as error:
-        msg = f"the checkpoint {row.short_id} does not fit its run's plan: {error}"
-        raise checkpoints.CheckpointError(msg) from error
-    base.checkpoint_id = row.checkpoint_id
-
-
-def _sampler_of(base: _Base, plan: ResolvedPlan, prompts: _Prompts) -> Decoder:
-    """The engine's own decoder, the plain one where the model's cache demands it."""
-    assert base.adapted is not None
-    plain = plan.options.get("sampler") == "generate"
-    key = (prompts.ends, plain, prompts.context)
-    if base.sampler is None or base.sampler_key != key:
-        base.sampler = base.sampler_key = None
-        model = base.adapted.model
-        try:
-            base.sampler = decoder(
-                model,
-                kind="generate" if plain else "any",
-                slots=SLOTS,
-                eos_ids=prompts.ends,
-                pad_id=base.tokenizer.pad_token_id,
-                max_context=prompts.context,
-                kv_budget_bytes=kv_budget(base.adapted.device),
-            )
-        except ValueError as error:
-            msg = f"the model cannot be sampled: {error}"
-            raise NbtrainError(msg) from error
-        base.sampler_key = key
-    return base.sampler
 
 
 # --- prompts and settings -------------------------------------------------------------------------
