@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import stored
-from machine import slowness
 from sqlalchemy import event, insert
 
 from nbtrain.client import Client, Run, picking
@@ -147,7 +145,7 @@ def test_a_round_is_read_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     assert asked == [{0, 5, 20}, {28}]
 
 
-def test_few_rounds_of_many_trajectories_are_found_fast(client: Client) -> None:
+def test_few_rounds_of_many_trajectories_are_read_by_their_own_rows(client: Client) -> None:
     run = stored.create(client, "long", num_steps=2000)
     stored.train(run)
     for step in range(0, 2001, 100):
@@ -166,9 +164,7 @@ def test_few_rounds_of_many_trajectories_are_found_fast(client: Client) -> None:
         connection.execute(insert(tables.trajectories), rows)
         connection.execute(insert(tables.trajectories), others)
     rounds = run._rows("validation_rounds")
-    begun = time.process_time()
     read = rounds_read(run._store, rounds, {c.step for c in run._store.checkpoints(run._key)})
-    assert time.process_time() - begun <= 0.5 * slowness()
     assert len(read) == 21
     asked: list[tuple[str, tuple[object, ...]]] = []
     engine = run._store.engine

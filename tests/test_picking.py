@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Sequence
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import slowness
 from scipy import stats
 from scipy.special import stdtrit
 
@@ -210,15 +208,3 @@ def test_the_mean_lies_in_its_interval(scores: list[float]) -> None:
     mean = math.fsum(scores) / len(scores)
     assert min(scores) <= found.low <= mean + 1e-12
     assert mean - 1e-12 <= found.high <= max(scores)
-
-
-def test_twenty_rounds_of_a_hundred_tasks_cost_little() -> None:
-    random = np.random.default_rng(0)
-    rounds = [candidate(step, random.random(100).tolist()) for step in range(20)]
-    spent = []
-    for _ in range(3):
-        begun = time.process_time()
-        intervals([list(c.scores.values()) for c in rounds])
-        pick(rounds)
-        spent.append(time.process_time() - begun)
-    assert min(spent) <= 0.3 * slowness()

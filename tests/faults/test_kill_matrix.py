@@ -87,7 +87,7 @@ def polled_end(store: Store, run: StoredRun) -> StoredRun:
 # --- the notebook -------------------------------------------------------------------------------
 
 IN_THE_KERNEL = """
-import json, sys, time, types
+import json, sys, types
 # A kernel in which the user has used the GPU already: nothing of it may reach the job.
 torch = types.ModuleType("torch"); torch.cuda_was_used = True; sys.modules["torch"] = torch
 sys.path.insert(0, {folder!r})
@@ -98,9 +98,8 @@ store = open_store()
 runs = []
 for _ in range(2):
     run = create(store)
-    before = time.process_time()
     launch(store, run, host_options=STUB)
-    runs.append([run.run_id, time.process_time() - before])
+    runs.append(run.run_id)
 print(json.dumps(runs))
 """
 
@@ -119,9 +118,7 @@ def test_a_run_survives_its_notebook_kernel(store: Store) -> None:
         )
         assert reply["content"]["status"] == "ok", reply
         started = json.loads("".join(said))
-        # Of the one CPU second that %%train may take of the kernel, most belongs to the plan.
-        assert all(seconds < 0.5 for _, seconds in started)
-        runs = [store.find_run(run_id) for run_id, _ in started]
+        runs = [store.find_run(run_id) for run_id in started]
         for run in runs:
             wait_phase(store, run, Phase.TRAINING)
         manager.interrupt_kernel()
