@@ -351,12 +351,13 @@ def test_what_a_loop_keeps_in_memory_does_not_grow_with_its_steps(home: Path) ->
 
     tracemalloc.start()
     try:
-        settled = grown(300)
-        # bytes; a float kept for each step is 24, and other threads of the tests keep some too
-        assert grown(1500) - settled < 1500 * 20
+        first, second, third = grown(300), grown(1500), grown(1500)
+        # bytes; a float kept for each step is 24. Other threads of the tests keep some too, now
+        # and then: what a step keeps is kept both times
+        assert min(second - first, third - second) < 1500 * 20
     finally:
         tracemalloc.stop()
-    assert loop.step == 1800
+    assert loop.step == 3300
 
 
 class Forgetful(list[Any]):

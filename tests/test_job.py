@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -156,11 +157,12 @@ def breaks_down(completion: str, task: dict[str, Any]) -> float:
     return float("<answer>" in completion) + len(completion) / 100
 
 
-def test_a_grader_that_breaks_down_fails_the_run(home: Path, tmp_path: Path) -> None:
+def test_a_grader_that_breaks_down_fails_the_run(home: Path) -> None:
     """It does not succeed with nothing left to learn, and it does not try every task first."""
+    this = uuid.uuid4().hex
     made = nbtrain.workload(
         "breaks",
-        tasks=[task | {"run": tmp_path.parent.name} for task in TASKS] * 20,
+        tasks=[task | {"run": this} for task in TASKS] * 20,
         rewards=[breaks_down],
         base_model="nbtrain/tiny",
         held_out=0.01,

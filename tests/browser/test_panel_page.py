@@ -110,6 +110,7 @@ def test_a_run_is_watched_picked_from_and_found_again(
     notebook.wait_text(2, f"picked {picked}")
     steps = panel.locator("[data-chart=curve]").get_attribute("data-last-step")
     assert steps == "40"
+    by_keyboard(notebook, panel)
     over.click(position={"x": box["width"] * 30.5 / 41, "y": box["height"] / 3})  # its mark
     rows.locator("xpath=self::tr[@aria-selected='true']").filter(has_text="30").wait_for()
     notebook.run_cell(3)
@@ -128,6 +129,30 @@ def test_a_run_is_watched_picked_from_and_found_again(
     notebook.screenshot(tmp_path / f"{app}-reloaded.png")
     area = notebook.cell(1).locator(".jp-Cell-outputArea")
     assert area.evaluate("area => area.scrollHeight - area.clientHeight") < 20  # in no small box
+
+
+def by_keyboard(notebook: NotebookPage, panel: Any) -> None:
+    """The curve is read and picked from without a mouse, and its keys stay out of the notebook."""
+    cells = notebook.page.locator(".jp-CodeCell").count()
+    notebook.page.keyboard.press("Escape")
+    notebook.page.locator(".jp-Notebook.jp-mod-commandMode").wait_for()  # whose keys are letters
+    panel.locator("[data-chart=curve] [tabindex='0']").first.focus()
+    press = notebook.page.keyboard.press
+    press("End")
+    readout = panel.locator("[data-chart=curve] .nbtrain-chart-readout")
+    assert readout.get_attribute("aria-live") == "polite"
+    until(lambda: readout.inner_text().startswith("step 40 "), 5, "End reads out no last step")
+    press("ArrowLeft")
+    until(lambda: readout.inner_text().startswith("step 39 "), 5, "ArrowLeft goes nowhere")
+    press("Home")
+    press("Enter")
+    chosen = panel.locator("tr[aria-selected=true] .nbtrain-step")
+    until(lambda: chosen.inner_text() == "0", 20, "Enter picked nothing")
+    press("Tab")  # on to whatever comes next, in the panel or behind it
+    assert not panel.locator("[data-chart=curve] [tabindex='0']").first.evaluate(
+        "stage => stage === document.activeElement"
+    )
+    assert notebook.page.locator(".jp-CodeCell").count() == cells
 
 
 SMALL = TRAIN.replace("num_steps: 40", "num_steps: 8").replace("steps: 10", "steps: 4")

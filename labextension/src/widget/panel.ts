@@ -16,15 +16,17 @@ import { pythonText } from './words';
 /** The trait that holds the id of the picked checkpoint, shared with Python. */
 const SELECTED = 'selected_id';
 
+/**
+ * Keeps an element's keys from the notebook around it. In command mode Lab's shortcuts (Enter, the
+ * arrow keys) are for whatever has the focus, so that it is the focused element which needs it.
+ */
+const OWN_KEYS = 'data-lm-suppress-shortcuts';
+
 /** The whole panel in one element of a page. */
 export class Panel {
   private readonly link: Link;
   private readonly feed = new Feed();
-  // Without the attribute, Lab takes Enter and the arrow keys for the notebook around
-  private readonly root = h('div', {
-    class: 'nbtrain-panel',
-    'data-lm-suppress-shortcuts': 'true'
-  });
+  private readonly root = h('div', { class: 'nbtrain-panel', [OWN_KEYS]: 'true' });
   private readonly alert = h('div', { class: 'nbtrain-alert', role: 'alert', hidden: true });
   private readonly waiting = h(
     'div',
@@ -67,6 +69,9 @@ export class Panel {
     this.controls.append(this.head.el, this.figures.el, this.checkpoints.el, this.picked.el);
     this.all.append(...this.sections.map(section => section.el));
     this.root.append(this.alert, this.waiting, this.all);
+    this.root.addEventListener('focusin', event => {
+      (event.target as Element).setAttribute(OWN_KEYS, 'true');
+    });
     el.append(this.root);
     model.on(`change:${SELECTED}`, this.selectedChanged);
     this.link.hello();

@@ -328,6 +328,14 @@ describe('checkpoints', () => {
     expect(all('tbody tr')).toHaveLength(13);
   });
 
+  it('keeps its keys from the notebook, which in command mode asks the focused element', () => {
+    show();
+    for (const element of [find('input[type=radio]'), find('[data-chart=curve] [tabindex]')]) {
+      element.focus();
+      expect(element.getAttribute('data-lm-suppress-shortcuts')).toBe('true');
+    }
+  });
+
   it('tells Python which one is picked, by the row or its radio', () => {
     show({ checkpoints: many });
     find('tbody tr:nth-child(2)').click();
