@@ -45,7 +45,7 @@ READ_WITHIN = 0.25
 AS_READ = float("inf")
 """As of the last reading, however long ago."""
 
-_SHARE = 0.005  # of a core that pictures may take: one that cost 0.1 s is followed by 20 s without
+_SHARE = 0.003  # of a core that pictures may take: one that cost 0.1 s is followed by 33 s without
 _AFTER_THE_FIRST = 5.0  # seconds: the first picture also pays for loading matplotlib
 _LONGEST_WITHOUT = 60.0
 _DIAGNOSED = 10.0  # seconds between two diagnoses,
