@@ -16,6 +16,7 @@ FEWER = {
     "maxSteps: 32, validationFrequencySteps: 16": "maxSteps: 2, validationFrequencySteps: 2",
     "saveEvery: 16": "saveEvery: 2",
     "maxSteps: 24": "maxSteps: 1",
+    "promptsPerStep: 8": "promptsPerStep: 2",
     "step=24": "step=1",
 }
 
