@@ -8,6 +8,7 @@ from torch import nn
 
 from nbtrain.rollout import products
 from nbtrain.rollout.products import ComputedWide, is_plain, linear, times, widen
+from nbtrain.training.environment import describe
 
 
 @pytest.fixture(params=[False, True], ids=["emulated", "native"])
@@ -69,6 +70,17 @@ def test_a_layer_that_trains_has_its_own_gradient(monkeypatch: pytest.MonkeyPatc
     layer(x).sum().backward()
     assert layer.weight.grad is not None
     assert layer.bias.grad is not None
+
+
+def test_a_checkpoint_says_what_its_run_computed_in(native: bool) -> None:
+    cpu = torch.device("cpu")
+    told = {
+        precision: describe(cpu, precision=precision, kv_budget_bytes=0)["computed_in"]
+        for precision in ("fp32", "bf16", "int4")
+    }
+    assert told == (
+        {"fp32": "fp32", "bf16": "bf16", "int4": "bf16"} if native else dict.fromkeys(told, "fp32")
+    )
 
 
 def test_full_precision_and_subclasses_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,8 +136,10 @@ def bring_up_to_date(run: Run) -> None:
     for view in poller.views():
         if isinstance(view, LiveSummary) and view.run == run:
             view.look_now()
-    with suppress(Exception):
+    try:
         views.tell_now(run)
+    except Exception:  # a wait ends as the run did, whatever its panels can be told
+        logger.debug("a panel could not be told how its run ended", exc_info=True)
 
 
 def _hurry(run: Run) -> None:

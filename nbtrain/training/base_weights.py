@@ -27,8 +27,10 @@ from transformers.pytorch_utils import Conv1D
 from nbtrain.errors import Problem, StartChecksFailed
 from nbtrain.rollout.products import computes_wide, widen
 
-__all__ = ["language_target", "load_base"]
+__all__ = ["DTYPES", "language_target", "load_base"]
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int4": torch.bfloat16}
+"""What a base of each precision stands in; of four bits, everything but its linear layers."""
 _NO_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """Model types for which PEFT refuses ``out_proj``: a fused kernel reads its weight past it."""
 

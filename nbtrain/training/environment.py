@@ -77,4 +77,5 @@ def describe(
 
 
 def _computed_in(precision: str, device: torch.device) -> str:
-    return "fp32" if computes_wide(torch.bfloat16, device) else precision
+    """What products are computed in; weights of four bits are widened to bf16 for them."""
+    return "fp32" if precision == "fp32" or computes_wide(torch.bfloat16, device) else "bf16"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nbtrain.rollout.forward import packs
 from nbtrain.training.adapted import AdaptedModel, attach_adapter, load_tokenizer
-from nbtrain.training.base_weights import load_base
+from nbtrain.training.base_weights import DTYPES, load_base
 from nbtrain.training.packing import Part, Unit
 from nbtrain.training.prefix import keeps_apart, scored
 from nbtrain.training.scoring import Scorer
@@ -24,7 +24,6 @@ from nbtrain.training.scoring import Scorer
 __all__ = ["Policy", "load_tokenizer"]
 
 NO_LIMIT = 1 << 40
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Policy(AdaptedModel):

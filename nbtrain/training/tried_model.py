@@ -16,14 +16,13 @@ from nbtrain.store import StoredCheckpoint
 from nbtrain.training import checkpoints
 from nbtrain.training.adapted import AdaptedModel, attach_adapter, load_tokenizer
 from nbtrain.training.base_files import loading
-from nbtrain.training.base_weights import load_base
+from nbtrain.training.base_weights import DTYPES, load_base
 from nbtrain.training.environment import emulated, kv_budget
 
 __all__ = ["SLOTS", "TriedModel", "device_of"]
 
 SLOTS = 64
 """Replies that are decoded at a time."""
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int4": torch.bfloat16}
 
 
 class TriedModel:
@@ -42,7 +41,7 @@ class TriedModel:
         with loading(plan, "the model"):
             self._base: Any = load_base(
                 folder,
-                dtype=_DTYPES[plan["precision"]],
+                dtype=DTYPES[plan["precision"]],
                 device=device,
                 attention=_attention(plan),
                 four_bit=plan["precision"] == "int4",

@@ -53,7 +53,7 @@ def test_starting_a_run_costs_the_kernel_1_s_at_most(home: Path) -> None:
         spent = float(seen.run("time.process_time() - begun"))
         seen.run("run.cancel()")
         seen.run("while not run.is_over: time.sleep(0.1)")
-    assert spent <= SLACK * slowness(imports)
+    assert spent <= SLACK * slowness(imports, tries=1)
 
 
 def huge() -> Run:

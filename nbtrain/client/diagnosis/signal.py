@@ -60,6 +60,11 @@ def _is_most(part: float, tied: float) -> bool:
 
 
 _Change = tuple[str, tuple[str, ...]]
+_FORMAT_OR_WARM = (
+    "add a term for the format, which some replies earn, or begin from a registered adapter "
+    "(warmStartModelId)"
+)
+_FORMAT_OR_WARM_BY = ("reward", "warmStartModelId")
 _ALIKE: _Change = (
     "The reward takes too few values, or the replies are all alike: raise temperature or "
     "group_size, or let the reward tell replies apart.",
@@ -77,9 +82,8 @@ def _against_ties(facts: Facts, passed: float, lost: float, between: float) -> _
     if _is_most(lost, tied) and facts.admission == "as_graded":
         return (
             "The tasks are too hard for the model, so that every reply earns the least there is: "
-            "add a term for the format, which some replies earn, or begin from a registered "
-            "adapter (warmStartModelId).",
-            ("reward", "warmStartModelId"),
+            f"{_FORMAT_OR_WARM}.",
+            _FORMAT_OR_WARM_BY,
         )
     if _is_most(lost, tied):
         return (
@@ -120,11 +124,7 @@ def _cause(facts: Facts, right: bool) -> tuple[str, str, tuple[str, ...]] | None
     options: tuple[str, ...]
     if len(rewards) >= _FEW_REPLIES and min(rewards) == max(rewards) == 0:
         if facts.admission == "as_graded":
-            way, options = (
-                "add a term for the format, which some replies earn, or begin from a registered "
-                "adapter (warmStartModelId)",
-                ("reward", "warmStartModelId"),
-            )
+            way, options = _FORMAT_OR_WARM, _FORMAT_OR_WARM_BY
         else:
             way, options = "give partial credit, or begin with easier tasks", ("reward",)
         return (

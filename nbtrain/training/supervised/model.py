@@ -10,11 +10,9 @@ from torch import nn
 
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.training.adapted import AdaptedModel, attach_adapter
-from nbtrain.training.base_weights import load_base
+from nbtrain.training.base_weights import DTYPES, load_base
 
 __all__ = ["leaves_lean", "load_model", "only_adapter_dropout"]
-
-_DTYPES = {"bf16": torch.bfloat16, "int4": torch.bfloat16, "fp32": torch.float32}
 
 
 def load_model(plan: ResolvedPlan, folder: Path, device: torch.device) -> AdaptedModel:
@@ -25,7 +23,7 @@ def load_model(plan: ResolvedPlan, folder: Path, device: torch.device) -> Adapte
     precision = plan["precision"]
     base = load_base(
         folder,
-        dtype=_DTYPES[precision],
+        dtype=DTYPES[precision],
         device=device,
         attention=plan["attention_implementation"],
         four_bit=precision == "int4",
