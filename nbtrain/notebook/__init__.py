@@ -11,7 +11,7 @@ def load(shell: Any) -> None:
     """Register ``%%train`` and ``%train``; outputs from before an ``unload`` go on."""
     from nbtrain.client import fronts, waiting
     from nbtrain.notebook import completion
-    from nbtrain.notebook.live import bring_up_to_date, panel, poller
+    from nbtrain.notebook.live import bring_up_to_date, panel, poller, show_ends
     from nbtrain.notebook.magics import TrainMagics
 
     shell.register_magics(TrainMagics)
@@ -22,6 +22,8 @@ def load(shell: Any) -> None:
         fronts.panels.append(panel)
     if _with_a_body not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(_with_a_body)
+    if show_ends not in shell.events.callbacks["post_run_cell"]:
+        shell.events.register("post_run_cell", show_ends)
     poller.resume()
 
 
@@ -29,7 +31,7 @@ def unload(shell: Any) -> None:
     """Take the magics and the thread away again; runs go on, and their outputs stay as they are."""
     from nbtrain.client import fronts, waiting
     from nbtrain.notebook import completion
-    from nbtrain.notebook.live import bring_up_to_date, panel, poller
+    from nbtrain.notebook.live import bring_up_to_date, panel, poller, show_ends
 
     poller.stop()
     completion.remove(shell)
@@ -39,6 +41,8 @@ def unload(shell: Any) -> None:
         waiting.observers.remove(bring_up_to_date)
     if _with_a_body in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.remove(_with_a_body)
+    if show_ends in shell.events.callbacks["post_run_cell"]:
+        shell.events.unregister("post_run_cell", show_ends)
     for kind in ("cell", "line"):
         shell.magics_manager.magics[kind].pop("train", None)
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import Run
 from nbtrain.errors import NbtrainError
-from nbtrain.notebook.panel.views import Views
+from nbtrain.notebook.panel.views import Panels, Views
 from nbtrain.notebook.poller import Poller
 
 if TYPE_CHECKING:
     from nbtrain.notebook.panel.widget import RunPanel
 
-__all__ = ["LiveSummary", "bring_up_to_date", "panel", "poller", "show", "views"]
+__all__ = ["LiveSummary", "bring_up_to_date", "panel", "poller", "show", "show_ends", "views"]
 
 _BESIDE_A_PANEL = 120.0
 """Seconds between two updates of the static output while a page shows a panel of the run, which
@@ -140,6 +140,21 @@ def bring_up_to_date(run: Run) -> None:
         views.tell_now(run)
     except Exception:  # a wait ends as the run did, whatever its panels can be told
         logger.debug("a panel could not be told how its run ended", exc_info=True)
+
+
+def show_ends(_executed: object = None) -> None:
+    """After a cell: what ended until then is shown as ended before the next cell begins.
+
+    A notebook that waits in a loop of its own may be saved right after its last cell.
+    """
+    for run in {view.run for view in poller.views() if isinstance(view, LiveSummary | Panels)}:
+        try:
+            over = run.is_over
+        except Exception:  # unreadable now: the poller goes on trying
+            logger.debug("a run could not be looked at after a cell", exc_info=True)
+        else:
+            if over:
+                bring_up_to_date(run)
 
 
 def _hurry(run: Run) -> None:

@@ -177,7 +177,10 @@ def test_a_run_goes_on_from_the_panel(home: Path) -> None:
 
 
 def test_nb12_a_notebook_without_a_browser_stays_small_and_shows_the_end(home: Path) -> None:
-    """Nobody says hello: no updates and no ticks, and the saved output needs no widget."""
+    """Nobody says hello: no updates and no ticks, and the saved output needs no widget.
+
+    The last cell waits in a loop of its own, and the notebook is saved as soon as it has ended.
+    """
     run = stored.create(Client(), "big", num_steps=LONG)
     stored.train(run)
     history(run, LONG - 50)
@@ -192,7 +195,7 @@ def test_nb12_a_notebook_without_a_browser_stays_small_and_shows_the_end(home: P
     cells = (
         "%load_ext nbtrain\nimport nbtrain, time",
         "%train watch big",
-        "run = nbtrain.attach('big')\nwhile not run.is_over: time.sleep(0.1)\ntime.sleep(2)",
+        "run = nbtrain.attach('big')\nwhile not run.is_over: time.sleep(0.1)",
     )
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     client = NotebookClient(notebook, timeout=120, kernel_name="python3")
