@@ -25,8 +25,18 @@ class KernelPage:
         ]
         self.kernel = kernel
         self.comm_id: str = opened[which]["comm_id"]
-        self.state: Message = opened[which]["data"]["state"]
+        self._opened: Message = opened[which]["data"]["state"]
         self.heard: list[tuple[Message, list[memoryview]]] = []
+
+    @property
+    def state(self) -> Message:
+        """What its kernel has told it so far, also while a cell was running."""
+        state = dict(self._opened)
+        for message in self.kernel.messages:
+            content = message["content"]
+            if message["msg_type"] == "comm_msg" and content["comm_id"] == self.comm_id:
+                state |= content["data"].get("state", {})
+        return state
 
     def send(self, content: object, *, subshell: str | None = None) -> None:
         """Send a custom message, over a subshell if one is named."""
@@ -66,7 +76,6 @@ class KernelPage:
             return None
         data = content["data"]
         if data["method"] == "update":
-            self.state |= data["state"]
             return None
         self.heard.append((data["content"], message["buffers"]))
         found: Message = data["content"]
