@@ -48,16 +48,16 @@ def test_watch_shows_the_summary_and_the_panel_and_its_page_hears_everything(run
         assert (whole["base"], [row[1] for row in tables["steps"]]) == (0, [1])
         assert whole["state"]["head"]["title"] == run.title
         stored.step(run, 2)
-        new, tables = page.update(10)
+        new, tables = page.update()
         assert (new["base"], [row[1] for row in tables["steps"]]) == (whole["serial"], [2])
         stored.finish(run)
         page.listen(lambda c: c.get("state", {}).get("head", {}).get("over", False))
         for _ in range(2):  # the kernel lives on, and says so
-            page.listen(lambda c: c["kind"] == "tick", 10)
+            page.listen(lambda c: c["kind"] == "tick")
         assert "succeeded, COMPLETED" in page.state["told"]
         # another page, or the same one drawn again
         page.send({"kind": "hello"})
-        again, tables = page.update(10)
+        again, tables = page.update()
         assert (again["base"], len(tables["steps"])) == (0, 2)
         seen.run("%unload_ext nbtrain")
         page.heard.clear()
@@ -75,8 +75,8 @@ def test_after_a_reload_of_the_extension_every_output_goes_on(run: Run) -> None:
         stored.step(run, 2)
         stored.finish(run)
         seen.run("%reload_ext nbtrain")
-        page.listen(lambda c: c.get("state", {}).get("head", {}).get("over", False), 20)
-        page.listen(lambda c: c["kind"] == "tick", 10)
+        page.listen(lambda c: c.get("state", {}).get("head", {}).get("over", False))
+        page.listen(lambda c: c["kind"] == "tick")
         assert "COMPLETED" in page.state["told"]
         seen.run("import time; time.sleep(1)")
         static = [shown for shown in displays(seen) if WIDGET not in shown["data"]]
@@ -89,21 +89,21 @@ def subshell(seen: Kernel) -> str:
     return str(seen.client.get_control_msg(timeout=10)["content"]["subshell_id"])
 
 
-def seconds_until_an_answer(seen: Kernel, busy: float = 5.0) -> float:
-    """A click over a subshell, sent while a cell sleeps."""
+def answers_while_busy(seen: Kernel) -> bool:
+    """Whether a click over a subshell, sent while a cell sleeps, is answered before it ends."""
     seen.run("p = nbtrain.attach('big').panel()")
     page, over = KernelPage(seen), subshell(seen)
-    seen.client.execute(f"time.sleep({busy})")
+    asleep = seen.client.execute("time.sleep(6)")
     time.sleep(0.7)  # the cell runs
-    begun = time.monotonic()
     page.send({"kind": "do", "id": 1, "action": "nothing", "args": {}}, subshell=over)
     page.listen(lambda c: c["kind"] == "done")
-    return time.monotonic() - begun
+    told = [m["content"] for m in seen.messages if m["parent_header"].get("msg_id") == asleep]
+    return not any(content.get("execution_state") == "idle" for content in told)
 
 
 def test_a_click_arrives_while_a_cell_runs(run: Run) -> None:
     with kernel() as seen:
-        assert seconds_until_an_answer(seen) < 1.0
+        assert answers_while_busy(seen)
 
 
 @pytest.mark.xfail(
@@ -116,7 +116,7 @@ def test_without_the_workaround_a_click_waits_for_the_cell(run: Run) -> None:
         seen.run(
             "from nbtrain.notebook.panel import widget\nwidget.answer_at_once = lambda _: None"
         )
-        assert seconds_until_an_answer(seen) < 1.0
+        assert answers_while_busy(seen)
 
 
 def test_a_fresh_kernel_redraws_everything_and_python_sees_the_pick(run: Run) -> None:
