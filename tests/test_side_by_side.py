@@ -66,6 +66,28 @@ def test_curves_share_their_axes_and_differ_in_colour_and_dash(client: Client) -
     assert style_of(0)[1] != style_of(1)[1]
 
 
+@pytest.mark.filterwarnings("error")
+def test_every_run_is_in_the_legend_whatever_its_name(client: Client) -> None:
+    runs = [learned(client, name, 0.5) for name in ("_under", "party 🎉 数学", "$a_1$")]
+    figure = client.training.runs.compare(*runs).plot()
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    told = [text.get_text() for text in legend.get_texts()]
+    assert told == ["_under", "party □ □□", "$a_1$"]
+    drawn = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines]
+    assert [(each.get_color(), each.get_linestyle()) for each in legend.get_lines()] == drawn
+
+
+def test_a_run_of_one_step_has_its_point(client: Client) -> None:
+    short = stored.create(client, "short")
+    stored.train(short)
+    stored.step(short, 1, 0.25)
+    stored.finish(short)
+    found = client.training.runs.compare(short, learned(client, "long", 0.5))
+    markers = {line.get_label(): line.get_marker() for line in found.plot().axes[0].lines}
+    assert markers == {"short": "o", "long": "None"}
+
+
 def test_it_shows_itself_as_text_html_and_picture(client: Client) -> None:
     runs = [learned(client, f"a {HOSTILE}", 0.4), learned(client, "b", 0.8)]
     bundle = client.training.runs.compare(*runs)._repr_mimebundle_()

@@ -9,7 +9,9 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
+from nbtrain.report.drawing import Line, plot_lines
 from nbtrain.report.figures import png, reward_figure
 from nbtrain.report.series import finite, mean, smooth, thin
 from nbtrain.report.static import as_html
@@ -194,6 +196,31 @@ def test_incomplete_rounds_are_drawn_hollow_and_not_joined() -> None:
     hollow = by_label["held-out, round not complete"]
     assert (hollow.get_linestyle(), hollow.get_markerfacecolor()) == ("None", "none")
     assert list(by_label["held-out reward"].get_xdata()) == [1]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("title", "drawn"),
+    [
+        ("run first", "run first"),
+        ("$a_{", "$a_{"),
+        ("_é ✓ 🎉", "_é ✓ □"),
+        ("数学\t\n\ud800", "□□□□□"),
+    ],
+)
+def test_a_title_is_text_that_the_font_has(title: str, drawn: str) -> None:
+    figure = reward_figure([(1, 0.1)], title=title)
+    assert figure.axes[0].get_title(loc="left") == drawn
+    png(figure)
+
+
+def test_one_point_and_its_interval_are_seen() -> None:
+    figure = Figure()
+    axes = figure.add_subplot()
+    plot_lines(axes, [Line("one", [(3, 0.5)], low=[(3, 0.4)], high=[(3, 0.7)])])
+    assert axes.lines[0].get_marker() == "o"
+    (interval,) = axes.collections
+    assert [[float(y) for _, y in each] for each in interval.get_segments()] == [[0.4, 0.7]]
 
 
 def test_nothing_to_draw_is_still_a_figure() -> None:

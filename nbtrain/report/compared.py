@@ -9,6 +9,7 @@ from typing import Any
 
 from nbtrain.report import palette
 from nbtrain.report.drawing import Drawing, Line, draw_lines, plot_lines
+from nbtrain.report.lettering import drawable
 from nbtrain.report.markup import (
     Markup,
     badge,
@@ -31,7 +32,7 @@ _BOX = "font-family:sans-serif;font-size:13px;line-height:1.45;max-width:960px"
 _CELL = "padding:2px 12px 2px 0;text-align:left;border-bottom:1px solid rgba(128,128,128,0.3)"
 _NUMBERS = frozenset(
     (
-        *("steps", "updates", "tokens", "time", "at step", "95% interval"),
+        *("steps", "updates", "output tokens", "trained tokens", "time", "at step", "95% interval"),
         *("reward", "loss", "final held-out", "final validation loss"),
         *("highest held-out", "lowest validation loss", "best held-out", "best validation loss"),
     )
@@ -121,15 +122,28 @@ def comparison_figure(compared: Compared) -> Any:
         one.spines[["top", "right"]].set_visible(False)
         one.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
     axes[0].set_ylabel(unit, fontsize=8)
-    handles, labels = axes[0].get_legend_handles_labels()
-    if handles:
-        legend = figure.legend(
-            handles, labels, loc="outside lower center", ncols=3, fontsize=7, frameon=False,
-            handlelength=3,
-        )  # fmt: skip
-        for told in legend.get_texts():
-            told.set_parse_math(False)
+    pairs = zip(_lines(compared, rounds=False), compared.curves, strict=True)
+    _legend(figure, [line for line, curve in pairs if curve.steps or curve.rounds])
     return figure
+
+
+def _legend(figure: Any, lines: Sequence[Line]) -> None:
+    """Names below the figure, whatever they are: matplotlib itself leaves out ``_this``."""
+    from matplotlib.lines import Line2D
+
+    if not lines:
+        return
+    signs = [
+        Line2D([], [], color=palette.LINES[line.colour], linestyle=line.dash, linewidth=1.7)
+        for line in lines
+    ]
+    legend = figure.legend(
+        signs, [str(n) for n, _ in enumerate(lines)], loc="outside lower center", ncols=3,
+        fontsize=7, frameon=False, handlelength=3,
+    )  # fmt: skip
+    for told, line in zip(legend.get_texts(), lines, strict=True):
+        told.set_parse_math(False)
+        told.set_text(drawable(line.label))
 
 
 def drawings(compared: Compared) -> list[Drawing]:

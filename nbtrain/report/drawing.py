@@ -166,8 +166,10 @@ def plot_lines(axes: Any, lines: Sequence[Line]) -> None:
             continue
         colour = palette.LINES[line.colour]
         if line.low and line.high:
-            axes.fill_between(*_band(line), color=colour, alpha=0.18, linewidth=0)
-        few = len(line.points) < _FEW
+            _draw_band(axes, line, colour)
+        # One point is no line: without a marker it would not be seen
+        dotted = line.hollow or len(line.points) == 1
+        dotted = dotted or (line.marked and len(line.points) < _FEW)
         xs, ys = zip(*thin(line.points, _POINTS), strict=True)
         axes.plot(
             xs,
@@ -177,10 +179,19 @@ def plot_lines(axes: Any, lines: Sequence[Line]) -> None:
             linestyle="" if line.hollow else line.dash,
             linewidth=0.8 if line.faint else 1.7,
             alpha=0.35 if line.faint else 1.0,
-            marker="o" if line.hollow or (line.marked and few) else None,
+            marker="o" if dotted else None,
             markersize=4,
             markerfacecolor="none" if line.hollow else colour,
         )
+
+
+def _draw_band(axes: Any, line: Line, colour: str) -> None:
+    """What lies between ``low`` and ``high``; of one point, which has no width, a stroke."""
+    xs, lows, highs = _band(line)
+    if len(xs) == 1:
+        axes.vlines(xs, lows, highs, color=colour, alpha=0.35, linewidth=4)
+    else:
+        axes.fill_between(xs, lows, highs, color=colour, alpha=0.18, linewidth=0)
 
 
 def _band(line: Line) -> tuple[list[float], list[float], list[float]]:

@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.report.lettering import drawable
 from nbtrain.report.palette import LINES
 from nbtrain.report.series import Point, finite, smooth, thin
 
@@ -102,7 +103,7 @@ def _dress(axes: Any, title: str | None, total_steps: int | None, *, named: bool
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if title:
         # "$" would start a formula: a run's name is text, never TeX
-        axes.set_title(title.replace("$", r"\$"), fontsize=9, loc="left")
+        axes.set_title(drawable(title), fontsize=9, loc="left", parse_math=False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7, frameon=False, loc="best")
 
