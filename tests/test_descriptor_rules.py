@@ -157,6 +157,17 @@ def test_the_method_may_stand_beside_alone(world: World) -> None:
     assert plan(world, document, display_name="one").display_name == "one"
 
 
+def test_names_and_labels_say_what_keeps_them_from_being_one_line(world: World) -> None:
+    named = the(world, descriptor(), display_name="96f1ba6785eb")
+    assert (named.field, named.found) == ("display_name", "96f1ba6785eb")
+    assert "looks like the beginning of an id" in named.message
+    label = the(world, descriptor(configName="a\u200db"))
+    assert label.message == (
+        "configName has U+200D (ZERO WIDTH JOINER) as character 2 "
+        '(one line of 1 to 200 characters is allowed), found the text "a\\u200db"'
+    )
+
+
 # --- methods -----------------------------------------------------------------------------------
 
 

@@ -532,10 +532,31 @@ def test_stated_twice_and_different_is_refused(
     assert "stated twice, differently" in problem.message
 
 
-@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 201, 5, ["a"]])
-def test_a_name_is_one_short_line(name: object, world: World) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "is empty"),
+        ("  ", "is blank"),
+        ("a\nb", "has a line break as character 2"),
+        ("a\tb", "has U+0009 (a control character) as character 2"),
+        ("abc \u202eRTL", "has U+202E (RIGHT-TO-LEFT OVERRIDE) as character 5"),
+        ("x" * 201, "has 201 characters, 200 at most"),
+        ("96f1ba6785eb", "looks like the beginning of an id"),
+        ("0123456789" * 2, "looks like the beginning of an id"),
+        (5, "needs text"),
+        (["a"], "needs text"),
+    ],
+)
+def test_a_name_is_one_short_line(name: object, why: str, world: World) -> None:
     problem = the(world.problems({"display_name": name}))
     assert problem.field == "display_name"
+    assert problem.message.startswith(f"display_name {why}, found ")
+    assert problem.allowed == "one line of 1 to 200 characters, and not the beginning of an id"
+
+
+@pytest.mark.parametrize("name", ["cafe", "96f1ba6785e", "96F1BA6785EB", "run-96f1ba6785eb"])
+def test_a_name_that_is_no_id_as_ids_are_shown(name: str, world: World) -> None:
+    assert world.plan({"display_name": name}).display_name == name
 
 
 def test_the_name_is_kept_and_not_hashed(world: World) -> None:

@@ -318,6 +318,17 @@ def test_a_run_is_found_by_id_by_name_and_by_prefix(home: Path) -> None:
     assert store.runs(name="first") == [new, old]
 
 
+def test_an_id_as_it_is_shown_goes_before_a_name_like_it(home: Path) -> None:
+    store = open_store()
+    run = make_run(store, "first", "ab12" + "0" * 60)
+    taken = make_run(store, run.run_id[:12], "cd" * 32)
+    free = make_run(store, "ef" * 6, "12" * 32)
+    assert store.find_run(run.run_id[:12]) == store.find_run(run.run_id) == run
+    assert store.find_run(run.run_id[:11]) == run
+    assert store.find_run("ef" * 6) == free, "a name that is no run's id"
+    assert store.find_run("cdcd") == taken
+
+
 def test_a_prefix_that_fits_two_runs_is_ambiguous(home: Path) -> None:
     store = open_store()
     ids = ["ab12" + digit + "0" * 59 for digit in "01"]

@@ -13,6 +13,7 @@ from typing import Any
 
 from nbtrain.errors import Problem, Where
 from nbtrain.plan.fields import describe, plain, spelt
+from nbtrain.plan.naming import ONE_LINE, is_id_shaped, not_one_line
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.source import BROKEN, SourcedMapping
 
@@ -196,7 +197,7 @@ def stated_twice(key: str, body: Statement, beside: Statement) -> Problem:
 
 
 def check_name(found: Statements) -> None:
-    """Refuse a display name that is not one short line."""
+    """Refuse a display name that is not one short line, or would be taken for an id."""
     if found.display_name is None or found.display_name.value is None:
         found.display_name = None
         return
@@ -205,9 +206,12 @@ def check_name(found: Statements) -> None:
     if not isinstance(value, str):
         message = f"display_name needs text, found {describe(value)}"
         hint = "Put it in quotes" if isinstance(value, int | float) else None
-    elif not value.strip() or len(value) > 200 or not value.isprintable():
-        message = f"display_name is not usable, found {describe(value)}"
+    elif broken := not_one_line(value):
+        message = f"display_name {broken}, found {describe(value)}"
+    elif is_id_shaped(value):
+        message = f"display_name looks like the beginning of an id, found {describe(value)}"
+        hint = "Put something else in front of it, such as run-"
     else:
         return
-    allowed = "one line of 1 to 200 characters"
+    allowed = f"{ONE_LINE}, and not the beginning of an id"
     found.refuse(Problem("display_name", message, plain(value), allowed, where, hint))

@@ -19,6 +19,7 @@ from sqlalchemy import (
 )
 
 from nbtrain.errors import AmbiguousReference, NotFound
+from nbtrain.plan.naming import is_id_shaped
 from nbtrain.plan.phases import TERMINAL, Phase
 from nbtrain.store import tables
 from nbtrain.store.connect import Database
@@ -110,16 +111,17 @@ class Finder:
     def find_run(self, ref: str) -> StoredRun:
         """The run that ``ref`` means: its id, else the newest of that name, else an id prefix.
 
-        A prefix has at least 4 digits. Raises :class:`NotFound`, naming what is near, and
+        A prefix has at least 4 digits; one of 12 or more, as ids are shown, comes before a name.
+        Raises :class:`NotFound`, naming what is near, and
         :class:`AmbiguousReference`, naming the candidates.
         """
         query = select(*RUN_COLUMNS).order_by(tables.runs.c.id.desc())
-        for rule in (tables.runs.c.run_id == ref, tables.runs.c.name == ref):
-            found = self._runs(query.where(rule).limit(1)) if is_valid(ref) else []
-            if found:
-                return found[0]
+        wanted = [query.where(tables.runs.c.name == ref).limit(1)] if is_valid(ref) else []
         if is_prefix(ref):
-            found = self._runs(query.where(_begins(tables.runs.c.run_id, ref)).limit(6))
+            begins = query.where(_begins(tables.runs.c.run_id, ref)).limit(6)
+            wanted.insert(0 if is_id_shaped(ref) else 1, begins)
+        for one in wanted:
+            found = self._runs(one)
             if found:
                 return _only(found, ref, [run.run_id for run in found], "runs")
         raise NotFound(self._no_run(ref))

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable
 
 from nbtrain.errors import NotFound, Problem
+from nbtrain.plan.naming import is_id_shaped
 from nbtrain.store.ids import short
 
 __all__ = ["moved", "name_problems", "unknown"]
 
 _NAME = re.compile(r"\w[\w.-]{0,99}")
-_ID_SHAPED = re.compile(r"[0-9a-f]{12,64}")
 _ALLOWED = (
     "up to 100 letters, digits, '_', '-' and '.', the first a letter, digit or '_', and not the "
     "beginning of an id"
@@ -25,7 +25,7 @@ _SHOWN = 20
 
 def name_problems(thing: str, name: object) -> list[Problem]:
     """Why ``name`` cannot be the name of a ``thing``; empty when it can."""
-    if isinstance(name, str) and _NAME.fullmatch(name) and not _ID_SHAPED.fullmatch(name):
+    if isinstance(name, str) and _NAME.fullmatch(name) and not is_id_shaped(name):
         return []
     found = name if name is None or isinstance(name, str | int | float) else str(name)
     return [Problem("name", f"{name!r} cannot be a {thing}'s name", found, _ALLOWED)]

@@ -11,6 +11,7 @@ from typing import Any
 from nbtrain.plan.descriptor.field import METHODS, REINFORCEMENT, SUPERVISED, Field, make
 from nbtrain.plan.descriptor.hyperparams import HYPERPARAMS
 from nbtrain.plan.fields import NO_BOUND
+from nbtrain.plan.naming import ONE_LINE, not_one_line
 
 __all__ = ["FIELDS", "METHODS", "Field", "fields_of", "named", "setting_names"]
 
@@ -21,9 +22,8 @@ _REFERENCE_HINT = "A name, an id, or a prefix of an id"
 
 
 def _one_line(value: str) -> str | None:
-    if not value.strip() or len(value) > 200 or not value.isprintable():
-        return "is one line of 1 to 200 characters"
-    return None
+    broken = not_one_line(value)
+    return broken and f"{broken} ({ONE_LINE} is allowed)"
 
 
 def _some_text(value: str) -> str | None:
@@ -125,7 +125,7 @@ _EXECUTION = (
     _execution("saveEvery", "integer", "Updates between checkpoints. Null is off: one at the end.",
                min=1, max=_MOST_ROWS, nullable=True, setting="save_every",
                rl_setting="checkpoint_interval_steps",
-               hint="Leave it out, or state 0, for no periodic checkpoint"),
+               hint="State 0 for no periodic checkpoint"),
     _execution("keepAdapters", "integer", "Adapter checkpoints that are kept besides those that "
                "something refers to.", 5, min=1, max=100_000, setting="keep_adapters",
                rl_setting="keep_checkpoints"),
