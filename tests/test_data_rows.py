@@ -63,6 +63,8 @@ def said(findings: Findings) -> list[str]:
         ([USER, {"role": "assistant", "tool_calls": [call()]}, result(), DONE], {"tools"}),
         ([USER, calling(call(function={"name": "f", "arguments": '{"a": 1}'}))], {"tools"}),
         ([USER, {**DONE, "tool_calls": None, "tool_call_id": None, "name": None}], {}),
+        ([{**USER, "tool_calls": []}, {**DONE, "tool_calls": []}], {}),
+        ([USER, calling(), result(name="f"), DONE], {"tools"}),
         ([USER, {"role": "assistant", "content": "", "reasoning_content": "hm"}], {}),
         ([USER, {"role": "assistant", "content": "", "thinking": "hm"}], {}),
         ([{"role": "user", "content": [{"type": "text", "text": "x"}]}, DONE], {}),
@@ -193,6 +195,34 @@ def test_bad_rows_are_named_by_field(messages: list[Any], field: str, message: s
     assert found.lines == [7]
     if message is not None:
         assert found.message == message
+
+
+@pytest.mark.parametrize("message", [USER, DONE])
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [({}, "an object"), ("", "empty text"), (0, "a number"), (False, "a truth value")],
+)
+def test_calls_of_a_wrong_type_are_refused_though_they_are_empty(
+    message: dict[str, Any], calls: Any, found: str
+) -> None:
+    findings, rules = look(USER, {**message, "tool_calls": calls}, DONE)
+    assert said(findings) == [f"messages[1].tool_calls is {found}"]
+    assert "tools" not in rules.facts
+
+
+@pytest.mark.parametrize("name", [{"x": 1}, 0, False, []])
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_name_is_text(place: int, name: Any) -> None:
+    messages = [USER, calling(), result(), DONE]
+    messages[place] = {**messages[place], "name": name}
+    (found,) = look(*messages)[0].refusals
+    assert (found.field, found.expected) == (f"messages[{place}].name", "text")
+
+
+def test_a_name_that_most_templates_leave_out_is_noted() -> None:
+    (note,) = look({**USER, "name": "Ann"}, DONE)[0].notes
+    assert (note.field, note.found) == ("messages[0].name", "name")
+    assert "template" in (note.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,9 @@ class _Turns:
             self._result(message, at)
         elif message.get("tool_call_id") is not None:
             self._note(f"{at}.tool_call_id", "tool_call_id", "Only a tool's message answers a call")
-        if calls:
+        if calls is not None:
             self._calls(calls, role, at)
+        self._name(message, role, at)
         self._content(message, role, at, calls=bool(calls))
         self.answered = role == "assistant"
 
@@ -190,15 +191,15 @@ class _Turns:
             self._say("result", field, said, "the id of the call it answers", found=found)
 
     def _calls(self, calls: Any, role: str, at: str) -> None:
-        self.tools = True
         field = f"{at}.tool_calls"
-        if role != "assistant":
-            said = f"{field} stands in a {role}'s message"
-            self._say("calls", field, said, "calls in the assistant's messages only", found=role)
-            return
         if not isinstance(calls, list):
             found = shape(calls)
             self._say("calls", field, f"{field} is {found}", f"a list of {A_CALL}", found=found)
+            return
+        self.tools = self.tools or bool(calls)
+        if calls and role != "assistant":
+            said = f"{field} stands in a {role}'s message"
+            self._say("calls", field, said, "calls in the assistant's messages only", found=role)
             return
         for place, call in enumerate(calls):
             where = f"{field}[{place}]"
@@ -217,6 +218,17 @@ class _Turns:
                 self._say("call", f"{where}.id", said, "an id of its own", found="twice")
             self._open[ident] = where
             self._known.add(ident)
+
+    def _name(self, message: dict[str, Any], role: str, at: str) -> None:
+        name = message.get("name")
+        if name is None:
+            return
+        field = f"{at}.name"
+        if not isinstance(name, str):
+            found = shape(name)
+            self._say("name", field, f"{field} is {found}", "text", found=found)
+        elif role != "tool":  # where it is the tool's
+            self._note(field, "name", "A chat template may show it; most do not")
 
     def _content(self, message: dict[str, Any], role: str, at: str, *, calls: bool) -> None:
         field = f"{at}.content"

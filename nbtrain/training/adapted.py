@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils.constants import EMBEDDING_LAYER_NAMES
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nbtrain.errors import Problem, StartChecksFailed
+from nbtrain.training import matching
 from nbtrain.training.base_weights import language_target
 
 __all__ = ["AdaptedModel", "attach_adapter", "load_tokenizer"]
@@ -48,8 +51,11 @@ def attach_adapter(
     Raises
     ------
     StartChecksFailed
-        When it matches no linear module; some paths that there are are shown.
+        When it matches no linear module, or is not done matching in reasonable time; some paths
+        that there are are shown.
     """
+    if target_modules != "default":
+        _check_done(base, target_modules)
     torch.manual_seed(seed)
     try:
         config = LoraConfig(
@@ -61,7 +67,8 @@ def attach_adapter(
         )
         return get_peft_model(base, config)
     except ValueError as error:
-        raise StartChecksFailed([_no_target(base, target_modules, str(error))]) from error
+        said = f"matches no linear module: {error}"
+        raise StartChecksFailed([_no_target(base, target_modules, said)]) from error
 
 
 class AdaptedModel:
@@ -123,10 +130,19 @@ class AdaptedModel:
                 parameter.copy_(state[name])
 
 
+def _check_done(base: nn.Module, pattern: str) -> None:
+    paths = [name for name, _ in base.named_modules()]
+    if not matching.is_done_matching(pattern, [*paths, *EMBEDDING_LAYER_NAMES]):
+        said = f"is not matched against the module paths within {matching.SECONDS} s"
+        problem = _no_target(base, pattern, said)
+        hint = "Repeat no group that repeats something itself, such as (.*)*"
+        raise StartChecksFailed([replace(problem, hint=hint)])
+
+
 def _no_target(base: nn.Module, pattern: str, said: str) -> Problem:
     return Problem(
         field="lora_target_modules",
-        message=f"lora_target_modules {pattern!r} matches no linear module: {said}",
+        message=f"lora_target_modules {pattern!r} {said}",
         found=pattern,
         allowed=f"'default', or a pattern over whole module paths, such as {_paths(base)}",
     )

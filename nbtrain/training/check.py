@@ -129,7 +129,8 @@ def _reinforcement(store: Store, plan: ResolvedPlan, folder: Path) -> Found:
     return check_only(store, plan, folder, told=_tell)
 
 
-def _tell(what: str | None) -> None:
+def _tell(what: str | None, *, now: bool = True) -> None:
+    """Say what is done; whatever is said is told at once."""
     if what:
         print(json.dumps({"doing": what}), flush=True)
 

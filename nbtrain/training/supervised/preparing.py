@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -87,6 +88,16 @@ class Prepared:
                 rows.close()
 
 
+class Says(Protocol):
+    """Told what is being done; ``now`` where it may take long without another word."""
+
+    def __call__(self, text: str, /, *, now: bool = False) -> None: ...
+
+
+def _silent(text: str, /, *, now: bool = False) -> None:
+    return
+
+
 class Preparation:
     """Tokenizes, loads and checks. ``scratch`` is a folder for tokenized rows.
 
@@ -102,7 +113,7 @@ class Preparation:
         *,
         ranks: Ranks,
         device: torch.device,
-        says: Callable[[str], None] = lambda text: None,
+        says: Says = _silent,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._plan, self._scratch = store, plan, scratch
@@ -251,7 +262,7 @@ class Preparation:
 
     def _model(self, folder: Path) -> None:
         plan, ready = self._plan, self._ready
-        self._says("loading the model")
+        self._says("loading the model", now=True)
         self._tick()
         try:
             with loading(plan, "the model"):
@@ -291,7 +302,7 @@ class Preparation:
             name = self._name("packing")
             message = f"{name}: the model {mixes}, which would carry one packed row into the next"
             ready.problems.append(Problem(name, message, True, "false"))
-        self._says("comparing packed rows with rows alone")
+        self._says("comparing packed rows with rows alone", now=True)
         self._tick()
         scores = RowScores(ready.model.model, lean=leaves_lean(plan))
         check = checks.packing_check(
