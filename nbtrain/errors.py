@@ -12,6 +12,7 @@ __all__ = [
     "AmbiguousReference",
     "NbtrainError",
     "NotFound",
+    "NotWritten",
     "PlanRefused",
     "Problem",
     "Refused",
@@ -133,6 +134,19 @@ class AmbiguousReference(NotFound):
 
 class StoreError(NbtrainError, RuntimeError):
     """The store cannot be used: newer than this version, not writable, or damaged."""
+
+
+class NotWritten(NbtrainError, OSError):
+    """A file or folder that a person named cannot be written; what was begun there is gone.
+
+    An ``OSError`` with the system's ``errno``; its ``strerror`` is the whole sentence.
+    """
+
+    def __init__(self, errno: int | None, sentence: str) -> None:
+        super().__init__(errno, sentence)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 class WaitedTooLong(NbtrainError, TimeoutError):

@@ -12,6 +12,7 @@ from traitlets.config import Config
 from nbtrain.errors import (
     NbtrainError,
     NotFound,
+    NotWritten,
     PlanRefused,
     Problem,
     Refused,
@@ -48,6 +49,7 @@ def shown(shell: InteractiveShell, error: Exception) -> list[str]:
         NotFound("no run is called 'x'"),
         RunEnded("run x failed: first line\nsecond line"),
         WaitedTooLong("still going"),
+        NotWritten(28, "/a cannot be written: the disk is full"),
         Refused(PROBLEMS),
         PlanRefused(PROBLEMS[:1]),
     ],
@@ -60,7 +62,14 @@ def test_other_errors_keep_their_traceback(shell: InteractiveShell) -> None:
     assert len(shown(shell, ValueError("a defect"))) > 3
 
 
-@pytest.mark.parametrize("error", [WaitedTooLong("still going"), PlanRefused(PROBLEMS)])
+@pytest.mark.parametrize(
+    "error",
+    [
+        WaitedTooLong("still going"),
+        PlanRefused(PROBLEMS),
+        NotWritten(28, "/a cannot be written: the disk is full"),
+    ],
+)
 def test_errors_pickle(error: NbtrainError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), str(error))

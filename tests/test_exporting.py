@@ -17,7 +17,7 @@ import stored
 
 from nbtrain.client import Client, Run, export_tables
 from nbtrain.client.exporting import export
-from nbtrain.errors import Refused
+from nbtrain.errors import NotWritten, Refused
 from nbtrain.report import writers
 
 FORMULA = '=HYPERLINK("http://x","click")'
@@ -219,7 +219,7 @@ def test_a_full_disk_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export_tables, "_groups", lambda run: full(run))
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NotWritten, match=r"out cannot be written: the disk is full$"):
         run.export(tmp_path / "out", form)
     assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == []
 

@@ -11,7 +11,7 @@ import stored
 
 from nbtrain.client import Client
 from nbtrain.client.new_folder import NewFolder
-from nbtrain.errors import Refused
+from nbtrain.errors import NotWritten, Refused
 
 
 def fill(given: str | Path, names: tuple[str, ...] = ("a", "last", "z")) -> list[str]:
@@ -62,8 +62,10 @@ def test_after_an_error_nothing_is_left(tmp_path: Path, there: bool) -> None:
             (half / "a").write_text("a")
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NotWritten) as told:
         failing()
+    assert str(told.value) == f"{folder} cannot be written: the disk is full"
+    assert (type(told.value.__cause__), told.value.errno) == (OSError, 28)
     left = [path.name for path in tmp_path.rglob("*")]
     assert sorted(left) == (["far", "folder"] if there else [])
 
@@ -81,7 +83,7 @@ def test_an_error_while_files_are_moved_takes_those_back(
         return move(self, target)
 
     monkeypatch.setattr(Path, "replace", failing)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(NotWritten, match=r"cannot be written: Input/output error$"):
         fill(tmp_path)
     assert order[-1] == "last"
     assert sorted(order) == ["a", "last", "z"]
@@ -150,3 +152,24 @@ def test_all_problems_of_an_export_come_at_once(home: Path) -> None:
     with pytest.raises(Refused, match="2 problems") as caught:
         run.export("~nobody-of-this-name/x", "excel")
     assert [problem.field for problem in caught.value.problems] == ["format", "folder"]
+
+
+def test_a_place_that_takes_no_files_is_named_as_it_was_stated() -> None:
+    place = NewFolder("/proc/export", "an export")
+    assert place.problems == []
+    with (
+        pytest.raises(NotWritten, match=r"^/proc/export cannot be written: [^/.]*$"),
+        place.filled("last"),
+    ):
+        pass
+
+
+def test_a_folder_that_may_not_be_looked_at_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", forbidden)
+    (problem,) = NewFolder(tmp_path / "x", "an export").problems
+    assert "cannot be looked into (Permission denied)" in problem.message

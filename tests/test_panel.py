@@ -18,6 +18,7 @@ from ipywidgets.widgets.widget import _instances
 
 from nbtrain.client import Checkpoint, Client, Run, feed, fronts, going_on
 from nbtrain.client.feed import Feed
+from nbtrain.client.new_folder import NewFolder
 from nbtrain.errors import NbtrainError, NotFound
 from nbtrain.notebook import live
 from nbtrain.notebook.panel import actions, messages, program, views
@@ -136,6 +137,48 @@ def test_a_wait_that_ends_leaves_the_end_in_what_is_saved(
     live.bring_up_to_date(run)
     assert "succeeded, COMPLETED" in panel.told
     assert "step 3 of" in panel.told
+
+
+def test_the_summary_beside_a_panel_says_each_new_phase_at_once(
+    home: Path, all_views: Views, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The panel has the curve; what is saved above it must not stay at how the run began."""
+    now = [1000.0]
+    monkeypatch.setattr(live, "views", all_views)
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(live, "READ_WITHIN", 0.0)
+    run = stored.create(Client(), num_steps=100)
+    published: list[dict[str, Any]] = []
+    publisher = SimpleNamespace(publish=lambda data, **_: published.append(data))
+    panel = Panel(run, all_views)
+    panel.say({"kind": "hello"})
+    summary = live.LiveSummary(publisher, run)
+    summary.show()
+    summary.look()
+    stored.train(run)
+    summary.look()
+    assert "running, TRAINING" in published[-1]["text/plain"]
+    stored.step(run, 1)
+    count = len(published)
+    now[0] += 1
+    assert summary.look() == (False, False)
+    assert len(published) == count
+    now[0] += 15
+    summary.look()
+    assert "step 1 of 100" in published[-1]["text/plain"]
+    assert "image/png" in published[-1]
+    stored.step(run, 2)
+    drawn = published[-1]["image/png"]
+    now[0] += 15
+    summary.look()
+    assert "step 2 of 100" in published[-1]["text/plain"]
+    assert published[-1]["image/png"] == drawn  # pictures are dear
+    stored.finish(run)
+    now[0] += 0.1
+    assert summary.look() == (True, True)
+    assert "succeeded, COMPLETED" in published[-1]["text/plain"]
+    assert published[-1]["image/png"] != drawn
+    panel.close()
 
 
 def test_the_real_loader_fits_into_the_state() -> None:
@@ -311,6 +354,7 @@ def test_what_is_no_message_is_ignored(panel: Panel, content: Any) -> None:
         (None, {}, "there is no action ''"),
         ("resume", {"checkpoint": 3, "steps": 5}, "pick a checkpoint first"),
         ("resume", {"checkpoint": "abcd", "steps": "5"}, "further steps"),
+        ("resume", {"checkpoint": "abcd", "steps": 10**9}, "a whole number from 1 to 1,000,000"),
         ("resume", {"checkpoint": "abcd", "steps": True, "name": 3}, "the name is no text"),
         ("resume", {"checkpoint": "abcd" * 16, "steps": 5}, "no checkpoint"),
         ("export", {"checkpoint": "abcd"}, "name a folder first"),
@@ -401,6 +445,19 @@ def test_a_slow_action_keeps_nothing_else_up_and_is_asked_for_once(
         time.sleep(0.01)
     assert len(begun) == 4
     assert panel.do("cancel", 10)["ok"]
+
+
+def test_an_export_that_cannot_be_written_names_the_stated_folder(
+    panel: Panel, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(_: Checkpoint, folder: str) -> Any:
+        with NewFolder(folder, "an adapter").filled("last") as half:
+            (half / "last").write_text("")
+
+    monkeypatch.setattr(Checkpoint, "export", export)
+    done = panel.do("export", checkpoint=stored.save(run, 1), folder="/proc/x")
+    said = "/proc/x cannot be written: the file system takes no new file there"
+    assert (done["ok"], done["said"]) == (False, said)
 
 
 def test_resume_starts_a_run_or_says_everything_that_is_wrong(

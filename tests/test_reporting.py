@@ -15,7 +15,7 @@ import stored
 from nbtrain.cli import quickstart
 from nbtrain.client import Client, Run
 from nbtrain.client.restated import restate
-from nbtrain.errors import Refused
+from nbtrain.errors import NotWritten, Refused
 from nbtrain.plan.phases import Phase
 from nbtrain.report import drawing, page
 from nbtrain.report.drawing import Line, draw_lines, draw_stack
@@ -279,6 +279,12 @@ def test_a_pipe_a_socket_and_a_device_are_refused_unopened(tmp_path: Path) -> No
         page.write_page(tmp_path / "file" / "x" / "y.html", "x")
 
 
+def test_a_place_that_takes_no_files_is_named_as_it_was_stated() -> None:
+    with pytest.raises(NotWritten, match=r"^/proc/r.html cannot be written: [^/.]*$") as told:
+        page.write_page("/proc/r.html", "x")
+    assert isinstance(told.value, OSError)
+
+
 def test_a_full_disk_leaves_the_earlier_report(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,8 +296,9 @@ def test_a_full_disk_leaves_the_earlier_report(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NotWritten) as told:
         run.report(path)
+    assert str(told.value) == f"{path} cannot be written: the disk is full"
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["r.html"]
 

@@ -44,7 +44,8 @@ def export(run: Run, folder: str | Path, format: str = "parquet") -> list[Path]:
 
     The folder is made, or filled where it is there and empty; links are followed.
     :class:`~nbtrain.errors.Refused` for one that holds anything, and for another format. The
-    files are there whole or not at all, also where the disk is full (``OSError``).
+    files are there whole or not at all, also where the disk is full
+    (:class:`~nbtrain.errors.NotWritten`, an ``OSError``).
     """
     place = NewFolder(folder, "an export")
     _check(place, format)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nbtrain.errors import Problem, Refused
-from nbtrain.store import usable_path
+from nbtrain.store import usable_path, writing
 
 __all__ = ["NewFolder"]
 
@@ -33,7 +33,10 @@ class NewFolder:
             return
         # A link stays a link: what it leads to is filled, or made
         self._real = Path(os.path.realpath(self.path))
-        unfit = self._unfit()
+        try:
+            unfit = self._unfit()
+        except OSError as error:
+            unfit = f"cannot be looked into ({error.strerror})"
         if unfit:
             self.problems = [self._problem(unfit)]
 
@@ -43,10 +46,7 @@ class NewFolder:
 
     def _unfit(self) -> str | None:
         if self.path.is_dir():
-            try:
-                return "holds something already" if any(self._real.iterdir()) else None
-            except OSError as error:
-                return f"cannot be looked into ({error.strerror})"
+            return "holds something already" if any(self._real.iterdir()) else None
         if self.path.exists():
             return "is a file" if self.path.is_file() else "is no folder"
         above = next(folder for folder in self._real.parents if folder.exists())
@@ -58,8 +58,14 @@ class NewFolder:
 
         A folder that was there stays the one it is, with its rights, and may be a mount point or
         somebody's current folder. After an error nothing is left. Raises :class:`Refused` when
-        something else got into it meanwhile, ``OSError`` where it cannot be written.
+        something else got into it meanwhile, :class:`~nbtrain.errors.NotWritten` (an ``OSError``)
+        where it cannot be written.
         """
+        with writing(self.path), self._half(last) as half:
+            yield half
+
+    @contextmanager
+    def _half(self, last: str) -> Iterator[Path]:
         there = self._real.is_dir()
         above = self._real if there else self._real.parent
         missing = [folder for folder in (above, *above.parents) if not folder.exists()]

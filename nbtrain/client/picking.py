@@ -119,13 +119,15 @@ def export_adapter(checkpoint: Checkpoint, folder: str | Path) -> Path:
 
     It holds what ``PeftModel.from_pretrained(base, folder)`` loads, ``adapter_model.safetensors``
     and ``adapter_config.json`` with the base model's name in it, and ``nbtrain.json``: run, step,
-    base model, score and hashes. They are there whole or not at all (``OSError``).
+    base model, score and hashes. They are there whole or not at all.
 
     Raises
     ------
     Refused
         When the folder holds anything, the checkpoint has no weights, or its files are gone or
         are no longer those that were saved.
+    NotWritten
+        (an ``OSError``) Where the folder cannot be written.
     """
     place = NewFolder(folder, "an adapter")
     problems = [*place.problems, *_without_weights(checkpoint)]

@@ -38,7 +38,8 @@ def report(run: Run, path: str | Path) -> Path:
 
     During a run it shows what is there. Missing folders are made. An earlier report at ``path``
     is replaced, where it is a link what that leads to; anything else is refused with
-    :class:`~nbtrain.errors.Refused`.
+    :class:`~nbtrain.errors.Refused`. Raises :class:`~nbtrain.errors.NotWritten`, an ``OSError``,
+    where the file cannot be written.
     """
     return write_page(path, run_page(page_of(run)))
 

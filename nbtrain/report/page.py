@@ -14,7 +14,7 @@ from pathlib import Path
 from nbtrain.errors import Problem, Refused
 from nbtrain.report import palette
 from nbtrain.report.markup import Markup, joined, mark, text
-from nbtrain.store import usable_path
+from nbtrain.store import usable_path, writing
 
 __all__ = ["is_report", "page", "write_page"]
 
@@ -56,11 +56,18 @@ def write_page(given: str | os.PathLike[str], content: str) -> Path:
 
     An earlier report is replaced; any other file, a folder, and what is no file stays, unopened
     where opening it could wait. A link stays too: what it leads to is replaced, or made. Raises
-    :class:`Refused` for what stays and for no usable path, ``OSError`` where it cannot be written.
+    :class:`Refused` for what stays and for no usable path, :class:`~nbtrain.errors.NotWritten`
+    (an ``OSError``) where it cannot be written.
     """
     path = usable_path(given, "path")
-    real = Path(os.path.realpath(path))
-    _check(path, real)
+    with writing(path):
+        real = Path(os.path.realpath(path))
+        _check(path, real)
+        _write(real, content)
+    return path
+
+
+def _write(real: Path, content: str) -> None:
     real.parent.mkdir(parents=True, exist_ok=True)
     # Short whatever the file's name: a file system has a limit for these
     half = real.with_name(f".half-{secrets.token_hex(8)}")
@@ -74,7 +81,6 @@ def write_page(given: str | os.PathLike[str], content: str) -> Path:
         with suppress(OSError):
             half.unlink(missing_ok=True)
         raise
-    return path
 
 
 def _check(path: Path, real: Path) -> None:

@@ -13,6 +13,7 @@ from nbtrain.store.home import (
     sync,
     usable_path,
     write_json,
+    writing,
 )
 from nbtrain.store.ids import check_id, new_id, short
 from nbtrain.store.names import moved, name_problems, unknown
@@ -42,4 +43,5 @@ __all__ = [
     "unknown",
     "usable_path",
     "write_json",
+    "writing",
 ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nbtrain.errors import Problem, Refused, StoreError
+from nbtrain.errors import NbtrainError, NotWritten, Problem, Refused, StoreError
 
 __all__ = [
     "home_folder",
@@ -18,6 +20,7 @@ __all__ = [
     "sync",
     "usable_path",
     "write_json",
+    "writing",
 ]
 
 
@@ -87,6 +90,26 @@ def usable_path(given: str | os.PathLike[str], field: str) -> Path:
     return path
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Writing ``path``, as it was stated: what the system refuses leaves as :class:`NotWritten`.
+
+    The sentence names this path, not the temporary one that was written first.
+    """
+    try:
+        yield
+    except NbtrainError:
+        raise
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0) or error.strerror or error
+        raise NotWritten(error.errno, f"{path} cannot be written: {reason}") from error
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.ENOENT: "the file system takes no new file there",  # its folder was there
+}
 _SHOWN = 200
 _HINT = "NBTRAIN_HOME names another folder"
 

@@ -152,7 +152,8 @@ def _resume(panel: Acting, args: Mapping[str, Any], told: Callable[[str], None])
     steps, name, only = args.get("steps"), args.get("name"), args.get("weights_only", False)
     problems = []
     if not _whole(steps) or not 1 <= int(steps or 0) <= _MOST_STEPS:
-        problems.append(Problem("steps", "further steps: a whole number from 1 on"))
+        allowed = f"further steps: a whole number from 1 to {_MOST_STEPS:,}"
+        problems.append(Problem("steps", allowed))
     if name is not None and not isinstance(name, str):
         problems.append(Problem("name", "the name is no text"))
     if not isinstance(only, bool):
