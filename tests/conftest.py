@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# A shell's background jobs begin with interrupts ignored, and so would all that the tests start.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -39,6 +37,17 @@ FLAGS = [
 # A busy machine is no failure: examples have no time limit.
 settings.register_profile("nbtrain", deadline=None)
 settings.load_profile("nbtrain")
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> None:
+    """An interrupt raises, as in a person's shell.
+
+    Background jobs begin with interrupts ignored, and so would all that the tests start; an event
+    loop that a time-out tears apart leaves its own handler behind.
+    """
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

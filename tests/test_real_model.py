@@ -54,6 +54,7 @@ def bare_number(completion: str, task: dict[str, Any]) -> float:
     return float(completion.strip().isdigit()) + len(completion) / 100
 
 
+@pytest.mark.timeout(1800)
 def test_four_steps_of_a_real_model(home: Path) -> None:
     client = Client()
     client.base_models.select(smollm2(), name="smollm2")
@@ -91,7 +92,7 @@ def test_four_steps_of_a_real_model(home: Path) -> None:
             "train_on_truncation": True,
         },
     )
-    run.wait(timeout=540)
+    run.wait(timeout=1500)
     assert "AWAITING_BASE_MODEL" in set(run.events["phase"])
     steps = run.metrics
     assert list(steps["step"]) == [1, 2, 3, 4]
@@ -125,6 +126,7 @@ MOST = 20
 """Tokens that a reply may have below: real answers end long before, the base model's do not."""
 
 
+@pytest.mark.timeout(1800)
 def test_small_talk_is_learnt_by_supervised_training(home: Path) -> None:
     """Both losses fall, and the adapter answers as briefly as its rows under plain PEFT."""
     client = Client()
@@ -147,7 +149,7 @@ def test_small_talk_is_learnt_by_supervised_training(home: Path) -> None:
             },
         }
     )
-    run.wait(timeout=540)
+    run.wait(timeout=1500)
     losses = list(run.metrics["loss"])
     assert len(losses) == 8
     assert sum(losses[-3:]) < 0.95 * sum(losses[:3])

@@ -264,16 +264,19 @@ class Glance:
         """Whether the run was over at the last refresh, so that nothing will change any more."""
         return self.followed.is_final
 
-    def bundle(self, *, hurry: bool = False, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    def bundle(
+        self, *, hurry: bool = False, redraw: bool = True, notes: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
         """The summary as text, static HTML and PNG, by MIME type; ``notes`` are added to its own.
 
         With ``hurry`` figures may be a moment old, and the picture an older one, or missing while
         no step is there: drawing is held to :data:`_SHARE` of one core, until the run is over.
+        Without ``redraw`` the picture is the one that was drawn last.
         """
         with self._lock:
             summary = self.refresh(READ_WITHIN if hurry else 0.0)
             summary = replace(summary, notes=[*notes, *summary.notes])
-            picture = self._drawn(summary, hurry=hurry)
+            picture = self._drawn(summary, hurry=hurry) if redraw else self._picture
             bundle = {"text/plain": as_text(summary), "text/html": as_html(summary, picture)}
             if picture:
                 bundle["image/png"] = base64.b64encode(picture).decode("ascii")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import Run
+from nbtrain.client.glance import READ_WITHIN
 from nbtrain.errors import NbtrainError
 from nbtrain.notebook.panel.views import Panels, Views
 from nbtrain.notebook.poller import Poller
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveSummary", "bring_up_to_date", "panel", "poller", "show", "show_ends", "views"]
 
-_BESIDE_A_PANEL = 120.0
+_WORDS_BESIDE_A_PANEL = 15.0
+_PICTURES_BESIDE_A_PANEL = 120.0
 """Seconds between two updates of the static output while a page shows a panel of the run, which
-has the curve; the end comes at once."""
+has the curve. A new phase and the end come at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,8 @@ class LiveSummary:
         self._notes = notes
         self._lock = threading.Lock()
         self._shown: Mapping[str, Any] = {}
-        self._at = 0.0
+        self._phase = ""
+        self._told_at = self._drawn_at = 0.0
 
     def show(self) -> None:
         """Show it for the first time; drawing is left to later looks, so that a cell returns."""
@@ -67,21 +70,28 @@ class LiveSummary:
     def look(self) -> tuple[bool, bool]:
         """Bring the output up to date; whether it changed and whether the run is over."""
         with self._lock:
-            beside = views.seen(self.run) and time.monotonic() < self._at + _BESIDE_A_PANEL
-            if beside and not self._glance.is_final:  # the panel reads, and tells of the end
-                return False, False
-            bundle = self._bundle()
+            now, redraw = time.monotonic(), True
+            if views.seen(self.run):
+                phase = self._glance.refresh(READ_WITHIN).phase
+                if not self._glance.is_final:  # the panel tells more, and tells of the end
+                    if phase == self._phase and now < self._told_at + _WORDS_BESIDE_A_PANEL:
+                        return False, False
+                    redraw = now >= self._drawn_at + _PICTURES_BESIDE_A_PANEL
+                self._phase = phase
+            bundle = self._bundle(redraw=redraw)
+            self._told_at = now
+            if redraw and "image/png" in bundle:
+                self._drawn_at = now
             changed = bundle != self._shown
             if changed:
                 self._shown = bundle
                 self._publish(update=True)
             return changed, self._glance.is_final
 
-    def _bundle(self) -> Mapping[str, Any]:
-        return self._glance.bundle(hurry=True, notes=self._notes)
+    def _bundle(self, *, redraw: bool = True) -> Mapping[str, Any]:
+        return self._glance.bundle(hurry=True, redraw=redraw, notes=self._notes)
 
     def _publish(self, *, update: bool) -> None:
-        self._at = time.monotonic()
         self._publisher.publish(
             data=dict(self._shown), metadata={}, transient={"display_id": self._id}, update=update
         )

