@@ -149,6 +149,26 @@ def test_a_training_state_may_go_between_plan_and_start(client: Client, run: Run
     assert [folder.name for folder in run.folder.parent.iterdir()] == [run.id]
 
 
+def test_files_that_a_parent_lost_are_told_before_anything_is_started(
+    client: Client, run: Run
+) -> None:
+    best = run.best()
+    path = Path(best.path)
+    listed = {"weights": {"weights.bin": ""}, "training_state": {"state.json": ""}}
+    (path / "manifest.json").write_text(json.dumps(listed))
+    (path / "weights.bin").touch()
+    with pytest.raises(PlanRefused, match="holds no training state"):
+        client.training.resolve(options={"num_steps": 1}, parent_checkpoint_id=best)
+    weights = {"num_steps": 1, "load_weights_only": True}
+    assert client.training.resolve(options=weights, parent_checkpoint_id=best).plan.parent
+    (path / "weights.bin").unlink()
+    for lost in ("weights.bin", "manifest.json"):
+        with pytest.raises(PlanRefused, match=rf"has lost {lost} in .*{path.name}") as refused:
+            client.training.resolve(options=weights, parent_checkpoint_id=best.checkpoint_id)
+        assert [one.field for one in refused.value.problems] == ["parent_checkpoint_id"]
+        (path / "manifest.json").unlink()
+
+
 def test_a_run_is_no_checkpoint(client: Client, run: Run) -> None:
     for ref in (run, "first", run.id, run.id[:8]):
         with pytest.raises(PlanRefused, match=r"run\.best\(\) picks one"):
@@ -175,9 +195,32 @@ def test_a_name_means_its_newest_run(client: Client, run: Run) -> None:
 def test_what_is_not_there_is_said_with_what_is_near(client: Client, run: Run) -> None:
     with pytest.raises(NotFound, match="did you mean 'first'"):
         client.training.runs.get("frist")
-    with pytest.raises(NotFound):
-        client.training.runs.get(7)  # type: ignore[arg-type]
     assert issubclass(AmbiguousReference, NotFound)
+
+
+@pytest.mark.parametrize("odd", [5, 1.5, ["a"], b"x", {}, np.zeros(3), pd.DataFrame({"a": [1]})])
+def test_what_is_no_name_at_all_is_refused_in_a_sentence(
+    client: Client, run: Run, odd: Any
+) -> None:
+    training = client.training
+    lookups: list[tuple[Callable[[Any], object], str]] = [
+        (nbtrain.attach, "a run is named by"),
+        (training.checkpoints.list, "a run is named by"),
+        (training.checkpoints.get, "a checkpoint is named by"),
+        (client.models.get, "is no model"),
+        (lambda ref: client.models.name("best", ref), "is no model"),
+        (client.workloads.get, "is no workload"),
+        (client.bundles.get, "is no bundle"),
+        (client.base_models.get, "is no base model"),
+        (lambda ref: client.trajectories.list(run, after=ref), "is no trajectory"),
+    ]
+    for look_up, told in lookups:
+        with pytest.raises(NotFound, match=told) as refusal:
+            look_up(odd)
+        assert refusal.value.__context__ is None
+        assert "\n" not in str(refusal.value)
+    with pytest.raises(Refused, match="needs the name of a registered dataset"):
+        client.datasets.get(odd)
 
 
 def test_step_summaries_rewards_and_rounds(client: Client, run: Run) -> None:

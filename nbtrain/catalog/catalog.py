@@ -18,6 +18,7 @@ from nbtrain.catalog.repositories import is_repository
 from nbtrain.catalog.workload_files import write_workload
 from nbtrain.catalog.workloads import VERSION, Workload, WorkloadSpec, load_workload
 from nbtrain.errors import NotFound, Problem, Refused
+from nbtrain.plan.fields import describe
 from nbtrain.store import Store, private_folder, unknown, usable_path
 
 __all__ = ["Catalog"]
@@ -76,7 +77,7 @@ class Catalog:
         if isinstance(ref, Workload):
             return ref
         if not isinstance(ref, str) or not ref:
-            msg = f"{ref!r} is no workload: a name, an id or a workload is expected"
+            msg = f"{describe(ref)} is no workload: a name, an id or a workload is expected"
             raise NotFound(msg)
         target = self._store.alias("workload", ref)
         if ref in self._samples and (target is None or self._is_outdated(target)):
@@ -115,7 +116,8 @@ class Catalog:
         if isinstance(ref, BaseModel):
             return ref
         if not isinstance(ref, str) or not ref:
-            msg = f"{ref!r} is no base model: a name, path, repository or base model is expected"
+            what = "a name, path, repository or base model is expected"
+            msg = f"{describe(ref)} is no base model: {what}"
             raise NotFound(msg)
         row = self._store.base_model(ref)
         if row is not None:

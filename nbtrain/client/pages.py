@@ -11,6 +11,7 @@ from nbtrain.client.listing import Pages
 from nbtrain.client.records import TrajectoryItem
 from nbtrain.client.whole import LARGEST
 from nbtrain.errors import NotFound
+from nbtrain.plan.fields import describe
 
 if TYPE_CHECKING:
     from nbtrain.store import Store
@@ -74,9 +75,10 @@ def trajectory_pages(
 
 def _key(ref: str, run_id: str) -> int:
     """The row's key in a trajectory's public id."""
-    head, _, tail = ref.rpartition("-")
+    head, _, tail = ref.rpartition("-") if isinstance(ref, str) else ("", "", "")
     if head != run_id[:12] or not tail.isdecimal():
-        msg = f"{ref!r} is no trajectory of run {run_id[:12]}; one looks like {run_id[:12]}-17"
+        told = repr(ref) if isinstance(ref, str) else describe(ref)
+        msg = f"{told} is no trajectory of run {run_id[:12]}; one looks like {run_id[:12]}-17"
         raise NotFound(msg)
     # More digits than the largest has are still a place after all others
     return min(int(tail), LARGEST) if len(tail) < 20 else LARGEST

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nbtrain.client.refusals import Later
 from nbtrain.client.run import Run
 from nbtrain.errors import NotFound
+from nbtrain.plan.fields import describe
 
 if TYPE_CHECKING:
     from nbtrain.catalog import Catalog
@@ -91,6 +92,6 @@ class Parts:
         """The run that a Run, a name, an id or a prefix means."""
         ref = getattr(ref, "training_run_id", ref)
         if not isinstance(ref, str):
-            msg = f"a run is named by a Run, a name, an id or a prefix, not by {ref!r}"
+            msg = f"a run is named by a Run, a name, an id or a prefix, not by {describe(ref)}"
             raise NotFound(msg)
         return Run(self.store, self.store.find_run(ref))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.records import Checkpoint
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from nbtrain.store import Store, StoredCheckpoint
 
 __all__ = ["ClientRegistry", "ParentCheckpoint"]
+
+_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -102,26 +106,34 @@ class ClientRegistry:
     def checkpoint(self, ref: object) -> ParentCheckpoint:
         """The checkpoint that an object, an id or a prefix means.
 
-        Raises :class:`NotFound`, and :class:`Refused` for what cannot be a checkpoint.
+        Raises :class:`NotFound`, and :class:`Refused` for what cannot be a checkpoint and for one
+        whose files are gone.
         """
         if isinstance(ref, Checkpoint):
             ref = ref.checkpoint_id
         if not isinstance(ref, str):
             problem = Problem(
                 field="parent_checkpoint_id",
-                message=f"parent_checkpoint_id is a {type(ref).__name__}",
+                message=f"parent_checkpoint_id needs a checkpoint, found {describe(ref)}",
                 found=repr(ref)[:80],
                 allowed="a Checkpoint, its id, or a prefix of its id",
                 hint=_hint(ref),
             )
             raise Refused([problem])
         try:
-            return parent_of(self._store.find_checkpoint(ref), self._store)
+            row = self._store.find_checkpoint(ref)
         except AmbiguousReference:
             raise
         except NotFound:
             self._refuse_a_run(ref)
             raise
+        lost = _lost(row, "weights") if row.weights else []
+        if lost:
+            name, short = "parent_checkpoint_id", row.checkpoint_id[:12]
+            message = f"{name}: checkpoint {short} has lost {', '.join(lost)} in {row.path}"
+            hint = "Go on from another one: %train checkpoints lists them"
+            raise Refused([Problem(name, message, row.checkpoint_id, hint=hint)])
+        return parent_of(row, self._store)
 
     def _refuse_a_run(self, ref: str) -> None:
         """Say so if the words that mean no checkpoint mean a run."""
@@ -134,6 +146,16 @@ class ClientRegistry:
             f"{_picks(ResolvedPlan.from_json(run.resolved))}, %train checkpoints lists them"
         )
         raise NotFound(msg)
+
+
+def _lost(row: StoredCheckpoint, part: str) -> list[str]:
+    """Files of ``part`` that the checkpoint's manifest lists and that are gone; or that itself."""
+    path = Path(row.path)
+    try:
+        files = json.loads((path / _MANIFEST).read_bytes())[part]
+    except (OSError, ValueError, KeyError, TypeError):
+        return [_MANIFEST]
+    return [file for file in files if not (path / file).is_file()]
 
 
 def _hint(ref: object) -> str | None:
@@ -153,6 +175,7 @@ def _picks(plan: ResolvedPlan) -> str:
 
 def parent_of(row: StoredCheckpoint, store: Store) -> ParentCheckpoint:
     """The plan's view of a stored checkpoint, with its run's resolved plan."""
+    state = row.training_state and not _lost(row, "training_state")
     return ParentCheckpoint(
         checkpoint_id=row.checkpoint_id,
         run_id=row.run_id,
@@ -162,12 +185,12 @@ def parent_of(row: StoredCheckpoint, store: Store) -> ParentCheckpoint:
         workload_id=row.workload_id or "",
         path=row.path,
         has_weights=row.weights,
-        has_training_state=row.training_state,
+        has_training_state=state,
         resolved=store.run(row.run).resolved,
-        resumable=() if row.training_state else _resumable(row.run, store),
+        resumable=() if state else _resumable(row, store),
     )
 
 
-def _resumable(run_key: int, store: Store) -> tuple[tuple[int, str], ...]:
-    found = store.checkpoints(run_key)
+def _resumable(lost: StoredCheckpoint, store: Store) -> tuple[tuple[int, str], ...]:
+    found = [row for row in store.checkpoints(lost.run) if row.key != lost.key]
     return tuple((row.step, row.checkpoint_id) for row in found if row.training_state)

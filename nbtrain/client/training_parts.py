@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nbtrain.client import tables
@@ -11,8 +12,9 @@ from nbtrain.client.parts import Part
 from nbtrain.client.records import Checkpoint, HeldOutPoint, Progress, RewardPoint, StepSummary
 from nbtrain.client.run import RUN_COLUMNS, Run, RunListing
 from nbtrain.client.whole import whole_numbers
-from nbtrain.errors import Problem, Refused
-from nbtrain.plan.fields import describe, plain
+from nbtrain.errors import NotFound, Refused
+from nbtrain.plan.descriptor.table import FIELDS
+from nbtrain.plan.fields import check, describe
 
 if TYPE_CHECKING:
     from nbtrain.client.comparing import CheckpointComparison
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoints", "Rewards", "RunRef", "Runs"]
 
 RunRef = Run | str
+
+_NOTES = {
+    name: replace(FIELDS[key].option, name=name)
+    for name, key in (("description", "description"), ("config_name", "configName"))
+}
+"""What may be noted about a run, as a descriptor's table has it."""
 
 
 class Runs(Part):
@@ -74,25 +82,24 @@ class Runs(Part):
         return self.get(training_run_id).progress
 
     def list_step_summaries(self, training_run_id: RunRef) -> Listing[StepSummary]:
-        """The ledger of every step."""
+        """The ledger of every step. Raises :class:`NotFound` for a supervised run, without one."""
         run = self.get(training_run_id)
+        run._sampled("step summaries")
         return Listing(tables.step_summaries(run._rows("steps")), StepSummary.columns())
 
     def annotate(self, training_run_id: RunRef, **annotations: str | None) -> Run:
         """Change ``description`` and ``config_name``, the notes about a run; ``None`` clears one.
 
-        What is not stated stays. They are no part of what the run is. Raises :class:`Refused`
-        for anything but text, ``TypeError`` for another name.
+        What is not stated stays. They are no part of what the run is, and bound as in a
+        descriptor: a description of 1 to 4,000 characters, a name of one line. Raises
+        :class:`Refused` for anything else, ``TypeError`` for another name.
         """
-        unknown = annotations.keys() - {"description", "config_name"}
+        unknown = annotations.keys() - _NOTES.keys()
         if unknown:
-            msg = f"annotate() takes description and config_name, not {', '.join(sorted(unknown))}"
+            msg = f"annotate() takes {' and '.join(_NOTES)}, not {', '.join(sorted(unknown))}"
             raise TypeError(msg)
-        problems = [
-            Problem(name, f"{name} needs text, found {describe(value)}", plain(value))
-            for name, value in annotations.items()
-            if value is not None and not (isinstance(value, str) and value.strip())
-        ]
+        checked = [check(_NOTES[name], value) for name, value in annotations.items()]
+        problems = [problem for _, problem in checked if problem is not None]
         if problems:
             raise Refused(problems)
         run = self.get(training_run_id)
@@ -115,8 +122,10 @@ class Rewards(Part):
         self._parts = parts
 
     def list_history(self, training_run_id: RunRef) -> Listing[RewardPoint]:
-        """The mean reward of every step."""
-        rows = self._parts.run(training_run_id)._rows("rewards")
+        """The mean reward of every step. Raises :class:`NotFound` for a supervised run."""
+        run = self._parts.run(training_run_id)
+        run._sampled("rewards")
+        rows = run._rows("rewards")
         points = [RewardPoint(r["step"], r["avg_reward"], r["used_reward"]) for r in rows]
         return Listing(points, RewardPoint.columns())
 
@@ -144,9 +153,14 @@ class Checkpoints(Part):
 
         Raises :class:`NotFound`, and :class:`AmbiguousReference` for a prefix of several.
         """
-        if isinstance(checkpoint_id, Checkpoint):
-            checkpoint_id = checkpoint_id.checkpoint_id
-        row = self._parts.store.find_checkpoint(checkpoint_id)
+        ref: object = checkpoint_id
+        if isinstance(ref, Checkpoint):
+            ref = ref.checkpoint_id
+        if not isinstance(ref, str):
+            given = describe(ref)
+            msg = f"a checkpoint is named by a Checkpoint, an id or a prefix, not by {given}"
+            raise NotFound(msg)
+        row = self._parts.store.find_checkpoint(ref)
         found = self._parts.run(row.run_id).checkpoint_list()
         return next(c for c in found if c.checkpoint_id == row.checkpoint_id)
 

@@ -17,6 +17,7 @@ from nbtrain.data.images import Images
 from nbtrain.data.reader import Progress, read_jsonl, read_table
 from nbtrain.data.rows import Row
 from nbtrain.errors import NotFound, Problem, Refused, StoreError, Where
+from nbtrain.plan.fields import describe
 from nbtrain.store import Store, moved, name_problems, private_folder, unknown, usable_path
 
 __all__ = ["Dataset", "DatasetRegistry"]
@@ -79,7 +80,7 @@ class DatasetRegistry:
         if isinstance(ref, Dataset):
             return ref
         if not isinstance(ref, str) or not ref:
-            msg = f"{ref!r} is no dataset: a name, an id or a dataset is expected"
+            msg = f"{describe(ref)} is no dataset: a name, an id or a dataset is expected"
             raise NotFound(msg)
         row = self._store.content("dataset", ref)
         if row is None and ref in self._samples:

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nbtrain.errors import NotFound, Problem, Refused, StoreError
+from nbtrain.plan.fields import describe
 from nbtrain.rewards.archives import is_unpacked, new_folder, pack_path, unpack
 from nbtrain.rewards.bundle_code import NoFunction, stated_signature
 from nbtrain.store import (
@@ -162,7 +163,7 @@ class BundleRegistry:
         if isinstance(ref, Bundle):
             return ref
         if not isinstance(ref, str) or not ref:
-            msg = f"{ref!r} is no bundle: a name, an id or a bundle is expected"
+            msg = f"{describe(ref)} is no bundle: a name, an id or a bundle is expected"
             raise NotFound(msg)
         row = self._store.content("bundle", ref)
         if row is None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from nbtrain.errors import NotFound, Problem
+from nbtrain.plan.fields import describe
 from nbtrain.plan.naming import is_id_shaped
 from nbtrain.store.ids import short
 
@@ -44,9 +45,11 @@ def unknown(ref: object, thing: str, names: Iterable[str], also: str = "") -> No
     ``also`` is what could be named besides.
     """
     known = list(names)
-    called = repr(ref) if isinstance(ref, str) else f"a {type(ref).__name__}"
-    near = difflib.get_close_matches(str(ref), known, n=1) if isinstance(ref, str) else []
+    msg, near = f"{describe(ref)} is no {thing}", []
+    if isinstance(ref, str):
+        msg = f"no {thing} is called {ref!r}"
+        near = difflib.get_close_matches(ref, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     shown = ", ".join(known[:_SHOWN]) or "none yet"
     more = " …" if len(known) > _SHOWN else ""
-    return NotFound(f"no {thing} is called {called}; {hint}known here: {shown}{more}{also}")
+    return NotFound(f"{msg}; {hint}known here: {shown}{more}{also}")
