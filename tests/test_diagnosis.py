@@ -20,6 +20,7 @@ from nbtrain.client.diagnosis.errors import alike
 from nbtrain.client.diagnosis.learning import trend
 from nbtrain.environments.fleet import LATE
 from nbtrain.plan.options import OPTIONS
+from nbtrain.plan.resolved import ModelRef
 from nbtrain.report.findings import Diagnosis
 
 STEPS = 100
@@ -357,7 +358,7 @@ def test_tasks_that_all_solve_are_too_easy() -> None:
         (9, 8, "Some tasks are too easy, some too hard: raise temperature or group_size."),
         (8, 9, "Some tasks are too easy, some too hard: raise temperature or group_size."),
         (12, 5, "The tasks are too easy: add harder ones."),
-        (5, 12, "The tasks are too hard for the model: raise group_size, give partial credit"),
+        (5, 12, "Where all fail, the tasks are too hard for the model: raise group_size, give "),
         (5, 5, "The reward takes too few values, or the replies are all alike"),
     ],
 )
@@ -372,6 +373,37 @@ def test_one_cause_is_told_on_a_clear_majority_only(passed: int, lost: int, told
         assert by_name.suggestion.endswith(
             "raise rlHyperparams.temperature or rlHyperparams.groupSize."
         )
+
+
+@pytest.mark.parametrize("reward", [0.15, 0.0])
+def test_an_adapter_to_start_from_is_advised_where_there_is_none(reward: float) -> None:
+    """Groups that all fail beside others that learn: not every reply earns nothing."""
+    figures = long_rewards(reward) | with_steps(
+        completed_groups=24, no_signal_groups=17, all_success_groups=1, all_failed_groups=16
+    )
+    if reward:
+        figures["trajectories"] = healthy().trajectories
+    graded = {**figures, "admission": "as_graded", "door": "descriptor"}
+    cold, warm = (only("no-signal groups", **graded, warm=warm) for warm in (False, True))
+    named = {"rlHyperparams.groupSize"} if reward else {"reward"}
+    assert "begin with easier tasks or from a registered adapter (warm" in cold.suggestion
+    assert set(cold.options) == {*named, "warmStartModelId"}
+    assert warm.suggestion.endswith("or begin with easier tasks.")
+    assert set(warm.options) == named
+    assert ("every" in cold.suggestion, "earned anything" in cold.sentence) == (False, not reward)
+
+
+def test_a_run_that_began_from_an_adapter_or_a_checkpoint_is_known_as_such(home: Path) -> None:
+    client = Client()
+    run = stored.create(client)
+    stored.step(run, 1)
+    assert not gather(run._store, *run._look()).warm
+    more = stored.create(client, "more", parent=stored.save(run, 1), num_steps=3)
+    assert gather(more._store, *more._look()).warm
+    model = ModelRef("ab" * 32, "first", "cd" * 32, "ef" * 32, "/adapters/first")
+    plan = replace(run.plan, warm_start=model)
+    warm = Run(run._store, run._store.create_run("ef" * 32, plan={}, resolved=plan))
+    assert gather(warm._store, *warm._look()).warm
 
 
 @pytest.mark.parametrize(("temperature", "told"), [(0.0, True), (0.2, True), (0.3, False)])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from plan_world import Adapter, Checkpoint, World, described_world, descriptor
 
+from nbtrain.client.lineage import anew, notes
 from nbtrain.plan.resolved import ResolvedPlan
 
 EXACT = {"terms": [{"kind": "exact", "column": "label", "weight": 2}]}
@@ -105,6 +106,24 @@ def test_words_of_options_are_refused_under_the_descriptors_names(world: World) 
 def test_a_run_by_options_goes_on_by_options(world: World) -> None:
     saved = world.save(world.plan({"num_steps": 4}), 4)
     assert world.plan({"num_steps": 5}, parent=saved).total_steps == 9
+
+
+def test_what_a_parent_does_not_hand_down_is_named(world: World) -> None:
+    """Values that nobody states and that are others than the parent's: computed and own ones."""
+    first = world.plan({"num_steps": 8})
+    saved = world.save(first, 4)
+
+    def told(**options: Any) -> str | None:
+        return anew(world.plan(options, parent=saved), first)
+
+    assert told(num_steps=5) is None
+    own = "not inherited: num_steps 100 (default, 8 before)"
+    assert told(checkpoint_interval_steps=3) == own
+    computed = "not inherited: checkpoint_interval_steps 3 (computed, 1 before)"
+    assert told(num_steps=60) == computed
+    plan = world.plan({"num_steps": 60}, parent=saved)
+    assert computed in notes(plan, first)
+    assert anew(plan, None) is None
 
 
 WARM = {"warmStartModelId": "answers"}

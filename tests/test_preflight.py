@@ -98,6 +98,8 @@ def test_time_and_tokens_come_from_what_was_measured() -> None:
     assert "about 150 trajectories sampled in all, from 3 earlier runs of this" in repr(found)
     assert "about 75 s, from 3 earlier runs of this workload on this machine" in repr(found)
     assert "about 3,000 output tokens, about 75 s (from 3 earlier runs" in found.line
+    assert "about 100 trajectories to train on, about 150 sampled in all, about" in found.line
+    assert "output tokens for these" in told(options=options).line
     shorter = told(options={**options, "max_output_tokens_per_turn": 10}, measured=measured)
     assert (shorter.expected_output_tokens, shorter.seconds) == (1500, 37.5)
 
@@ -168,6 +170,22 @@ def test_other_workloads_give_a_range() -> None:
     alone = told(options=options, measured=Measured(rates[:1], same_workload=False))
     assert "about 2,000 output tokens, about 50 s (from 1 earlier run of" in alone.line
     json.dumps(found.figures(), allow_nan=False)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_is_trained_as_graded_is_sampled_once(same: bool) -> None:
+    """The surplus of runs that left groups out says nothing of one that leaves none out."""
+    world = World([Workload(stated_held_out=100)])
+    options = {"num_steps": 6, "batch_size": 4, "group_size": 4, "val_interval_steps": 0,
+               "max_output_tokens_per_turn": 16}  # fmt: skip
+    plan = replace(world.plan(options), admission="as_graded")
+    rates = (Rate(12.0, 0.5, 3.5), Rate(20.0, 1.0, 2.2))
+    found = estimate(plan, world.models[0], measured=Measured(rates, same_workload=same))
+    assert (found.trajectories, found.sampled, found.max_output_tokens) == (96, 96, 1536)
+    assert (found.ranges and found.ranges.sampled) == (None if same else (96, 96))
+    assert (found.ranges and found.ranges.output_tokens) == (None if same else (1152, 1536))
+    assert "96 in all" in repr(found)
+    assert "sampled in all" not in repr(found) + found.line
 
 
 def test_a_resumed_run_counts_its_further_steps() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from test_reporting import HOSTILE, read
 
 from nbtrain.client import Client, Run
 from nbtrain.errors import Refused
+from nbtrain.plan.resolved import ModelRef
 from nbtrain.report.compared import style_of
 from nbtrain.report.listed import listed_html
 
@@ -52,6 +54,39 @@ def test_the_table_has_what_differs_and_how_far_each_came(client: Client) -> Non
     assert "highest held-out  best held-out" in told
     assert "batch_size" not in told
     assert "comparable" not in told
+
+
+def test_where_a_run_starts_from_is_a_difference(client: Client) -> None:
+    first = stored.create(client, "a")
+    stored.step(first, 1)
+    model = ModelRef("78" * 32, "triage", "cd" * 32, "ef" * 32, "/adapters/triage")
+    plan = replace(first.plan, warm_start=model, config_hash="12" * 32)
+    warm = Run(first._store, first._store.create_run("ef" * 32, plan={}, resolved=plan))
+    found = client.training.runs.compare(first, warm)
+    assert found.to_frame()["starts_from"].fillna("").tolist() == ["", "model 787878787878"]
+    assert "the plans are the same" not in repr(found)
+    checkpoint = stored.save(first, 1)
+    more = stored.create(client, "more", parent=checkpoint, num_steps=8)
+    told = f"checkpoint {checkpoint[:12]} (step 1 of run {first.id[:12]})"
+    assert client.training.runs.compare(warm, more).to_frame()["starts_from"][1] == told
+    supervised = stored.create_supervised(client)
+    mixed = client.training.runs.compare(supervised, warm).to_frame()
+    assert mixed["starts_from"].fillna("").tolist() == ["", "model 787878787878"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"admission": "as_graded"}, "admission"), ({"config_hash": "12" * 32}, "config_hash")],
+)
+def test_plans_of_two_hashes_are_never_the_same(
+    client: Client, change: dict[str, Any], name: str
+) -> None:
+    first = stored.create(client, "a")
+    plan = replace(first.plan, **change)
+    other = Run(first._store, first._store.create_run("ef" * 32, plan={}, resolved=plan))
+    found = client.training.runs.compare(first, other)
+    assert "the plans are the same" not in repr(found)
+    assert name in found.to_frame()
 
 
 def test_curves_share_their_axes_and_differ_in_colour_and_dash(client: Client) -> None:
@@ -116,6 +151,8 @@ def test_supervised_and_sampling_runs_have_tables_only(client: Client, tmp_path:
     assert "no axis in common" in repr(found)
     assert "image/png" not in found._repr_mimebundle_()
     assert found.to_frame()["tokens"].tolist() == [40, 400]
+    assert "output tokens" in repr(found)
+    assert "trained tokens" in repr(found)
     page = read(found.report(tmp_path / "c.html"))
     assert "svg" not in page.tags
     assert "no axis in common" in page.words

@@ -8,12 +8,12 @@ from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.resolved import ResolvedPlan, Setting
 from nbtrain.plan.schedule import learning_rate, schedule_of
 
-__all__ = ["certificate", "inherited", "notes"]
+__all__ = ["anew", "certificate", "inherited", "notes"]
 
 
 def notes(plan: ResolvedPlan, parent: ResolvedPlan | None) -> list[str]:
     """What the cell says about a run with a parent, and the plan's hints."""
-    told = [inherited(plan), certificate(plan, parent)]
+    told = [inherited(plan), anew(plan, parent), certificate(plan, parent)]
     return [note for note in told if note] + [f"hint: {hint}" for hint in plan.hints]
 
 
@@ -37,6 +37,24 @@ def inherited(plan: ResolvedPlan) -> str | None:
     if rest:
         text += f"{' and' if listed else '; inherited:'} {rest} options at their defaults"
     return text
+
+
+def anew(plan: ResolvedPlan, parent: ResolvedPlan | None) -> str | None:
+    """The values that nobody stated and that are not the parent's; ``None`` without any.
+
+    Such are options computed anew, and those that a run has for itself.
+    """
+    if parent is None:
+        return None
+    before = parent.settings
+    found = [
+        f"{s.name} {show(s.value)} ({s.origin}, {show(before[s.name].value)} before)"
+        for s in plan.settings.values()
+        if s.origin not in ("stated", "inherited")
+        and s.name in before
+        and s.value != before[s.name].value
+    ]
+    return f"not inherited: {', '.join(found)}" if found else None
 
 
 def _is_default(setting: Setting, plan: ResolvedPlan) -> bool:

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,26 +172,41 @@ def _differing(plans: Sequence[ResolvedPlan]) -> tuple[dict[str, list[Any]], int
             same += 1
         else:
             differing[name] = [None if value is _MISSING else value for value in found]
+    hashes = [plan.config_hash for plan in plans]
+    if not differing and len(set(hashes)) > 1:
+        differing["config_hash"] = [found[:12] for found in hashes]
     return differing, same
 
 
 def _values(plan: ResolvedPlan) -> dict[str, Any]:
     """What a plan states beside its options, then these by the names of where they were stated."""
-    parent = plan.parent
     told: dict[str, Any] = {
         "method": plan.method,
         "workload": _named(plan.workload.name, plan.workload.workload_id),
         "base_model": plan.base_model.slug,
-        "parent": f"{parent.run_id[:12]} at step {parent.step}" if parent else None,
+        "starts_from": _start(plan),
     }
+    if plan.method != "sft":
+        told["admission"] = plan.admission
     for name in ("dataset", "validation_dataset"):
         ref = getattr(plan, name)
         if ref is not None:
             told[name] = _named(ref.name, ref.dataset_id)
-    if plan.reward is not None:
-        told["reward"] = plan.reward
+    for name in ("reward", "grader"):
+        if (stated := getattr(plan, name)) is not None:
+            told[name] = stated
+    if plan.smoke is not None:
+        told["smoke"] = asdict(plan.smoke)
     # Whatever the door, options of a method have the same names here
     return told | {name: value for name, value in plan.options.items() if name != "algorithm"}
+
+
+def _start(plan: ResolvedPlan) -> str | None:
+    """The weights that it begins with; ``None`` for a new adapter."""
+    if (parent := plan.parent) is not None:
+        where = f"step {parent.step} of run {parent.run_id[:12]}"
+        return f"checkpoint {parent.checkpoint_id[:12]} ({where})"
+    return None if plan.warm_start is None else f"model {plan.warm_start.model_id[:12]}"
 
 
 def _named(name: str | None, ident: str) -> str:
@@ -285,7 +301,7 @@ def _in_words(label: str, standing: Mapping[str, Any]) -> dict[str, str]:
         "method": standing["method"],
         "steps": f"{standing['steps']:,}",
         "updates": f"{standing['updates']:,}",
-        "tokens": f"{standing['tokens']:,}",
+        _TOKENS[supervised]: f"{standing['tokens']:,}",
         "time": span(standing["seconds"]),
         _CURVE[supervised]: (f"{number(standing['first'])} → {number(standing['last'])}"),
         _SCORE[supervised]: number(standing["final"]),
@@ -296,6 +312,7 @@ def _in_words(label: str, standing: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+_TOKENS = ("output tokens", "trained tokens")
 _CURVE = ("reward", "loss")
 _SCORE = ("final held-out", "final validation loss")
 _TOP = ("highest held-out", "lowest validation loss")

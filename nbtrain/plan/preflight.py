@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nbtrain.plan.defaults import budgets, validation_on
@@ -16,7 +16,7 @@ from nbtrain.plan.memory import (
     ranks_of,
     size,
 )
-from nbtrain.plan.rates import Measured, Ranges, Spent
+from nbtrain.plan.rates import Measured, Ranges, Rate, Spent
 from nbtrain.plan.registry import BaseModelInfo
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.plan.rules import validation_rounds
@@ -32,12 +32,12 @@ class Estimate(Told):
     """What a run will take, as figures and as sentences.
 
     Trajectories of training are those that updates use; groups that teach nothing are sampled on
-    top. ``max_output_tokens`` is a bound without those. What is expected goes by earlier runs and
-    is ``None`` without any: ``sampled`` counts every trajectory of training and validation, and
-    each of the three has a range (least, most) over those runs where none was of this workload.
-    ``memory`` (bytes of one rank) is ``None`` where the model's headers tell too little.
-    ``ends_early`` are the budgets that would end the run before its last step; what is told is
-    told up to there.
+    top, but for a run ``as_graded``. ``max_output_tokens`` is a bound without those. What is
+    expected goes by earlier runs and is ``None`` without any: ``sampled`` counts every trajectory
+    of training and validation, and each of the three has a range (least, most) over those runs
+    where none was of this workload. ``memory`` (bytes of one rank) is ``None`` where the model's
+    headers tell too little. ``ends_early`` are the budgets that would end the run before its last
+    step; what is told is told up to there.
     """
 
     steps: int
@@ -87,8 +87,11 @@ class Estimate(Told):
                 f"about {show(about(self.validation_trajectories))} in {self.validation_rounds} "
                 "validation rounds"
             )
+        if (sampled := self._all_sampled) is not None:
+            parts.append(f"{sampled} sampled in all")
         if self.expected_output_tokens is None:
-            parts.append(f"at most {show(about(self.max_output_tokens))} output tokens")
+            those = "" if self.as_graded else " for these"
+            parts.append(f"at most {show(about(self.max_output_tokens))} output tokens{those}")
         else:
             parts.append(f"{self._expected_tokens} output tokens")
         if self.seconds is not None:
@@ -128,11 +131,12 @@ class Estimate(Told):
         span: tuple[float, float] | None = getattr(self.ranges, figure, None)
         return span
 
-    def _of_sampling(self) -> list[str]:
-        if self.sampled is None or self.measured is None:
-            return []
-        told = _between(self.sampled, self._span("sampled"), _count)
-        return [f"{told} trajectories sampled in all, {self.measured.told}"]
+    @property
+    def _all_sampled(self) -> str | None:
+        """``None`` where no group is left out: then what is trained on is all there is."""
+        if self.sampled is None or self.as_graded:
+            return None
+        return _between(self.sampled, self._span("sampled"), _count)
 
     @property
     def _expected_tokens(self) -> str:
@@ -141,6 +145,11 @@ class Estimate(Told):
     @property
     def _expected_time(self) -> str:
         return _between(self.seconds or 0, self._span("seconds"), duration)
+
+    def _of_sampling(self) -> list[str]:
+        if self.measured is None or (sampled := self._all_sampled) is None:
+            return []
+        return [f"{sampled} trajectories sampled in all, {self.measured.told}"]
 
     def _of_tokens(self) -> str:
         most = f"at most {show(self.max_output_tokens)} output tokens"
@@ -194,7 +203,7 @@ def estimate(
     concurrent = plan["max_concurrent_trajectories"]
     memory = memory_of(plan, model, longest=longest, prompt_tokens=prompt_tokens)
     told = memory_problem(memory, free_bytes)
-    spent = None if measured is None else Spent.by(measured.mean, train, held_out, longest)
+    spent = None if measured is None else _spent(plan, measured.mean, train, held_out, longest)
     early, share = _early(plan, spent or Spent(train + held_out), held_out)
     if plan["max_total_output_tokens"] is not None:
         tokens = min(tokens, plan["max_total_output_tokens"])
@@ -255,6 +264,12 @@ def _validation(plan: ResolvedPlan) -> tuple[int, int]:
     return rounds, tasks * plan["val_trajectories_per_task"]
 
 
+def _spent(plan: ResolvedPlan, rate: Rate, train: int, held_out: int, longest: int) -> Spent:
+    """At ``rate``; a run that leaves no group out samples none on top, whatever others did."""
+    surplus = 1.0 if plan.admission == "as_graded" else rate.surplus
+    return Spent.by(replace(rate, surplus=surplus), train, held_out, longest)
+
+
 def _early(plan: ResolvedPlan, spent: Spent, held_out: int) -> tuple[list[str], float]:
     """The budgets that are used up before the last step, and the share of the run until then."""
     wanted = {
@@ -281,7 +296,7 @@ def _ranges(
     """Least and most by the single runs; ``None`` where they were of this workload."""
     if measured is None or measured.same_workload:
         return None
-    each = [Spent.by(rate, train, held_out, longest) for rate in measured.rates]
+    each = [_spent(plan, rate, train, held_out, longest) for rate in measured.rates]
     each = [spent.times(_early(plan, spent, held_out)[1]) for spent in each]
 
     def span(values: list[float]) -> tuple[float, float]:

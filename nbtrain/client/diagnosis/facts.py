@@ -59,6 +59,7 @@ class Facts:
     what it said, and ``activity`` what the job says it does now.
 
     ``door`` says by what names its options were stated.
+    ``warm`` says whether it began from trained weights, an adapter's or a checkpoint's.
     ``losses`` are (step, loss) of every step of a supervised run, which has neither rewards nor
     trajectories; its ``train_tasks`` are rows. ``validates`` says whether it has a validation
     dataset, ``smoke`` whether it is a smoke check, ``verdict`` what that found.
@@ -93,6 +94,7 @@ class Facts:
     method: str = "gspo"
     admission: str = "filtered"
     door: str = "options"
+    warm: bool = False
     losses: Sequence[tuple[int, float | None]] = ()
     validates: bool = True
     smoke: bool = False
@@ -211,6 +213,7 @@ def gather(store: Store, row: StoredRun, seen: Liveness | None = None) -> Facts:
         method=row.method,
         admission=plan.get("admission") or "filtered",
         door="options" if plan.get("flat") else plan.get("door") or "options",
+        warm=bool(plan.get("warm_start") or plan.get("parent")),
         validates=bool(plan.get("validation_dataset")),
         smoke=bool(plan.get("smoke")),
         checks=row.checks,

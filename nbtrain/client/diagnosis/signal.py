@@ -60,11 +60,6 @@ def _is_most(part: float, tied: float) -> bool:
 
 
 _Change = tuple[str, tuple[str, ...]]
-_FORMAT_OR_WARM = (
-    "add a term for the format, which some replies earn, or begin from a registered adapter "
-    "(warmStartModelId)"
-)
-_FORMAT_OR_WARM_BY = ("reward", "warmStartModelId")
 _ALIKE: _Change = (
     "The reward takes too few values, or the replies are all alike: raise temperature or "
     "group_size, or let the reward tell replies apart.",
@@ -79,22 +74,25 @@ def _against_ties(facts: Facts, passed: float, lost: float, between: float) -> _
         if facts.is_learned:
             return "The tasks are learned: add harder ones to go on.", ()
         return "The tasks are too easy: add harder ones.", ()
-    if _is_most(lost, tied) and facts.admission == "as_graded":
-        return (
-            "The tasks are too hard for the model, so that every reply earns the least there is: "
-            f"{_FORMAT_OR_WARM}.",
-            _FORMAT_OR_WARM_BY,
-        )
     if _is_most(lost, tied):
+        easier, options = _easier(facts)
         return (
-            "The tasks are too hard for the model: raise group_size, give partial credit in the "
-            "reward, or begin with easier tasks.",
-            ("group_size",),
+            f"Where all fail, the tasks are too hard for the model: raise group_size, {easier}.",
+            ("group_size", *options),
         )
     if between >= max(passed, lost):
         return _ALIKE
     told = "Some tasks are too easy, some too hard: raise temperature or group_size."
     return told, ("temperature", "group_size")
+
+
+def _easier(facts: Facts) -> _Change:
+    """What makes tasks easier to earn something in; an adapter only where there is none yet."""
+    way = "give partial credit in the reward (a term for the format, say), or begin with easier"
+    if facts.door == "options" or facts.warm:
+        return f"{way} tasks", ()
+    also = "tasks or from a registered adapter (warmStartModelId)"
+    return f"{way} {also}", ("warmStartModelId",)
 
 
 def _cause(facts: Facts, right: bool) -> tuple[str, str, tuple[str, ...]] | None:
@@ -121,18 +119,14 @@ def _cause(facts: Facts, right: bool) -> tuple[str, str, tuple[str, ...]] | None
             ("temperature",),
         )
     rewards = [t["reward"] for t in facts.trajectories if t["reward"] is not None]
-    options: tuple[str, ...]
     if len(rewards) >= _FEW_REPLIES and min(rewards) == max(rewards) == 0:
-        if facts.admission == "as_graded":
-            way, options = _FORMAT_OR_WARM, _FORMAT_OR_WARM_BY
-        else:
-            way, options = "give partial credit, or begin with easier tasks", ("reward",)
+        easier, options = _easier(facts)
         return (
             f" Not one of the last {counted(len(rewards), 'reply')} earned anything.",
             "Read a few of run.texts(). Where replies look right, the reward asks for something "
             "that they do not have, their form say: try it by hand. Where they are wrong, the "
-            f"tasks are too hard: {way}.",
-            options,
+            f"tasks are too hard: {easier}.",
+            ("reward", *options),
         )
     if len(rewards) >= _FEW_REPLIES and min(rewards) == max(rewards):
         differ = ", though most of them differ" if told >= _FEW_REPLIES else ""
