@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import shutil
 from pathlib import Path
 
@@ -56,6 +57,21 @@ def test_an_emptied_file_is_told_in_words(home: Path) -> None:
     (home / "nbtrain.db").touch()
     with pytest.raises(StoreError, match="has no tables of nbtrain"):
         store.run(run.key)
+
+
+def test_a_run_whose_store_is_gone_is_shown_in_a_sentence(home: Path) -> None:
+    client = Client()
+    run = stored.create(client)
+    runs = client.training.runs.list()
+    run._store.close()
+    remove(home)
+    told = f"<{run.title} cannot be read: the store {home / 'nbtrain.db'} is gone"
+    assert repr(run).startswith(told)
+    assert run._repr_mimebundle_() == {"text/plain": repr(run)}
+    assert told in repr(runs)
+    assert html.escape(told) in runs._repr_html_()
+    with pytest.raises(StoreError, match="is gone"):
+        run.glance().text()
 
 
 def test_a_run_is_never_taken_for_another_of_its_key(home: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import stored
 
 from nbtrain.cli import quickstart
-from nbtrain.client import Client, Run
+from nbtrain.client import Client, Run, report_samples
 from nbtrain.client.restated import restate
 from nbtrain.errors import NotWritten, Refused
 from nbtrain.plan.phases import Phase
@@ -133,6 +133,25 @@ def test_a_report_says_what_the_run_knows(client: Client, tmp_path: Path) -> Non
         assert told in words, told
 
 
+def test_the_samples_are_ones_that_trained_where_some_did(client: Client) -> None:
+    run = stored.create(client)
+    stored.train(run)
+    for number in (1, 2):
+        stored.step(run, number, 0.5, rewards=(0.25, 0.5), completed_groups=1)
+    told = report_samples.gather(run, run._row())
+    assert [each.reward for each in told.shown] == [0.5, 0.25]
+    assert told.said == "Of the newest 4 training trajectories; the newest among equals."
+    used = {"trajectory_id": 200, "group_id": 9, "sample": 0, "task_id": "ef" * 8,
+            "status": "completed", "reason": "ENV_DONE", "eligible": True, "output_tokens": 5,
+            "verdict": "trained on", "consumed_step": 3}  # fmt: skip
+    rows = [used | {"trajectory_id": 900 + n, "sample": n, "reward": reward, "consumed_step": step}
+            for n, (reward, step) in enumerate(((0.3, 3), (0.4, 3), (1.0, None)))]  # fmt: skip
+    stored.writer(run).commit_step({"step": 3}, [{"group_id": 9, "size": 3}], rows)
+    told = report_samples.gather(run, run._row())
+    assert [each.reward for each in told.shown] == [0.4, 0.3]
+    assert told.said.startswith("Of 2 that trained among the newest 7 training trajectories;")
+
+
 def test_hostile_text_stays_text(client: Client, tmp_path: Path) -> None:
     run = learned(client, f"bad {HOSTILE}")
     stored.finish(run, Phase.FAILED, failure=f"it {HOSTILE} broke")
@@ -229,7 +248,7 @@ def test_versions_come_from_the_newest_training_state(client: Client, tmp_path: 
     run = stored.create(client)
     stored.save(run, 3)
     folder = run.folder / "checkpoints" / "step-000003"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     environment = {"torch": "9.9.9", "device": "cpu", "threads": 2}
     (folder / "state.json").write_text(json.dumps({"environment": environment}), "utf-8")
     words = read(run.report(tmp_path / "r.html")).words

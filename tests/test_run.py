@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stored
 
 from nbtrain.client import Client, Detached, NotBuiltYet, NoWeightChanged, Run, tables
-from nbtrain.errors import NotFound, RunEnded
+from nbtrain.errors import NotFound, RunEnded, StoreError
 from nbtrain.plan.phases import Phase
 from nbtrain.processes import process_identity
 
@@ -45,6 +49,38 @@ def test_state_follows_the_store(run: Run) -> None:
 def test_every_name_of_the_id_is_the_id(run: Run) -> None:
     assert run.id == run.run_id == run.training_run_id
     assert len(run.id) == len(run.config_hash) == 64
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda what: pickle.loads(pickle.dumps(what))]
+)
+def test_what_is_read_from_the_store_is_copied_and_pickled_with_its_place(
+    client: Client, run: Run, again: Callable[[Any], Any]
+) -> None:
+    stored.train(run)
+    stored.step(run, 1)
+    saved = stored.save(run, 1)
+    assert "step 1" in repr(run)
+    other = again(run)
+    assert other == run
+    assert repr(other) == repr(run)
+    (checkpoint,) = again(run.checkpoint_list())
+    assert checkpoint.checkpoint_id == saved
+    assert checkpoint._store.url == run._store.url
+    listed = client.training.checkpoints.list(run)
+    assert again(listed).items == listed.items
+    assert again(client.training.runs.list()).items == [run]
+    tried = again(list(client.trajectories.list(run)))
+    assert [each.completion for each in tried] == ["answer 1.0", "answer 1.1"]
+
+
+def test_what_was_pickled_makes_no_store_where_there_is_none(run: Run, home: Path) -> None:
+    held = pickle.dumps(run)
+    run._store.close()
+    home.rename(home.with_name("moved"))
+    with pytest.raises(StoreError, match=r"nbtrain.db is not there: what was copied or pickled"):
+        pickle.loads(held)
+    assert not home.exists()
 
 
 def test_a_run_whose_host_is_gone_reads_failed(client: Client, run: Run) -> None:

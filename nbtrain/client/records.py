@@ -189,7 +189,8 @@ class Checkpoint(_Row):
         """Copy the adapter into a new folder, as PEFT loads it, and return the folder.
 
         Raises :class:`~nbtrain.errors.Refused` when the folder holds anything already, or when
-        the checkpoint has no weights.
+        the checkpoint has no weights, :class:`~nbtrain.errors.NotWritten` (an ``OSError``) when
+        it cannot be written.
         """
         from nbtrain.client.picking import export_adapter
 
@@ -258,6 +259,14 @@ class TrajectoryItem:
     def to_row(self) -> dict[str, Any]:
         """The row without its texts."""
         return dict(self._row)
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Copied and pickled with its texts, which are then read."""
+        return self._row, dict(self._texts())
+
+    def __setstate__(self, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        self._row, texts = state
+        self._texts = lambda: texts
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._row})

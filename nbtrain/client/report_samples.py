@@ -37,7 +37,9 @@ class Samples:
 
 
 def gather(run: Run, row: StoredRun) -> Samples:
-    """Best and worst of the newest training trajectories, and held-out tasks over the rounds."""
+    """Best and worst of the newest trajectories that trained, where none did of the newest
+    sampled ones, and held-out tasks over the rounds.
+    """
     if run.method == "sft":
         return Samples()
     shown, said = _best_and_worst(run, row)
@@ -49,6 +51,8 @@ def _best_and_worst(run: Run, row: StoredRun) -> tuple[list[SampleShown], str]:
         run._key, split="train", limit=_NEWEST, newest=True, columns=_COLUMNS
     )
     graded = [each for each in newest if each["reward"] is not None]
+    trained = [each for each in graded if each["consumed_step"] is not None]
+    graded = trained or graded
     # The newest first among equals: they are what the model does now
     order = sorted(graded, key=lambda each: (-each["reward"], -each["id"]))
     best = _apart(order)
@@ -67,7 +71,8 @@ def _best_and_worst(run: Run, row: StoredRun) -> tuple[list[SampleShown], str]:
     ]
     if not shown:
         return [], ""
-    said = f"Of the newest {len(newest):,} training trajectories; the newest among equals."
+    of = f"{len(trained):,} that trained among the" if trained else "the"
+    said = f"Of {of} newest {len(newest):,} training trajectories; the newest among equals."
     return shown, said
 
 

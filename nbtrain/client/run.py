@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from nbtrain.client.readings import SmokeVerdict
 from nbtrain.client.records import Checkpoint, Progress
 from nbtrain.client.resolved import ShownPlan
 from nbtrain.client.run_tables import RunTables
-from nbtrain.errors import NotFound, StoreError
+from nbtrain.errors import NbtrainError, NotFound, StoreError
 from nbtrain.plan.resolved import ResolvedPlan
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ RUN_COLUMNS = (
     "ended_at",
     "config_hash",
 )
+
+
+_UNREADABLE = (NbtrainError, OSError)
+"""Why a run cannot be read: its store is gone, is damaged, or was replaced by another."""
 
 
 class Run(RunTables, NotYet):
@@ -276,11 +281,21 @@ class Run(RunTables, NotYet):
         return self.glance().figure()
 
     def __repr__(self) -> str:
-        return self.glance().text()
+        try:
+            return self.glance().text()
+        except _UNREADABLE as error:
+            return self._unread(error)
+
+    def _unread(self, error: Exception) -> str:
+        """What stands for a run that cannot be read: shown, it never raises."""
+        return f"<{self.title} cannot be read: {error}>"
 
     def _line(self) -> str:
         """The run in one line, for lists."""
-        row = self._row()
+        try:
+            row = self._row()
+        except _UNREADABLE as error:
+            return self._unread(error)
         return (
             f"<Run {self.name or '(no name)'} {self.id[:12]}: {row.status}, step "
             f"{row.completed_steps:,} of {row.total_steps:,}, "
@@ -290,7 +305,10 @@ class Run(RunTables, NotYet):
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
     ) -> Mapping[str, Any]:
-        return self.glance().bundle()
+        try:
+            return self.glance().bundle()
+        except _UNREADABLE as error:
+            return {"text/plain": self._unread(error)}
 
     def panel(self) -> Any:
         """The live panel of this run, to be displayed in a notebook.
@@ -307,7 +325,9 @@ class Run(RunTables, NotYet):
         """Write one self-contained HTML file about the run and return its path.
 
         It holds curves, groups, checkpoints, samples, the resolved plan with origins, the
-        environment, hashes and the cell that reproduces the run.
+        environment, hashes and the cell that reproduces the run. Raises
+        :class:`~nbtrain.errors.Refused` where another file is,
+        :class:`~nbtrain.errors.NotWritten` (an ``OSError``) where it cannot be written.
         """
         from nbtrain.client.reporting import report
 
@@ -316,7 +336,7 @@ class Run(RunTables, NotYet):
     def export(self, folder: str | Path, format: str = "parquet") -> list[Path]:
         """Write the run's tables into a folder and return the files.
 
-        ``format`` is ``parquet``, ``csv`` or ``xlsx``.
+        ``format`` is ``parquet``, ``csv`` or ``xlsx``. Raises as :meth:`report` does.
         """
         from nbtrain.client.exporting import export
 
@@ -361,6 +381,10 @@ class Run(RunTables, NotYet):
     def _place(self) -> tuple[str, str, str]:
         return str(self._store.home), self._store.url, self.id
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copied and pickled, a run is where it is stored; what was read of it stays here."""
+        return {**vars(self), "_glance": None}
+
     def __iter__(self) -> Iterator[Any]:
         msg = "a run is no list; its tables are run.rewards, run.groups, run.checkpoints, …"
         raise TypeError(msg)
@@ -394,7 +418,10 @@ class RunListing(Listing[Run]):
     def _repr_html_(self) -> str:
         from nbtrain.report.listed import listed_html
 
-        rows = self._shown_rows(self.items[:20])
+        try:
+            rows = self._shown_rows(self.items[:20])
+        except _UNREADABLE:
+            return f"<pre>{html.escape(repr(self))}</pre>"
         return listed_html(list(rows[0]) if rows else [], rows, len(self.items), "run")
 
 

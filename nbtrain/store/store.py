@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import Engine
 
 from nbtrain.errors import StoreError
-from nbtrain.store.connect import Database, file_url, parse_url
+from nbtrain.store.connect import Database, database_path, file_url, parse_url
 from nbtrain.store.entries import Entries
 from nbtrain.store.home import home_folder, private_file, private_folder
 from nbtrain.store.ids import check_id
@@ -55,6 +56,10 @@ class Store(Runs, Entries):
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Callable[[Path, str], Store], tuple[Path, str]]:
+        """Copied and pickled, a store is where it lies."""
+        return _opened_again, (self.home, self.url)
+
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
@@ -70,6 +75,15 @@ def _refuse_to_forget(home: Path, path: Path) -> None:
             f"run{'s' if held > 1 else ''}. Put it, or a copy, back; to begin anew, move runs/ away"
         )
         raise StoreError(msg)
+
+
+def _opened_again(home: Path, url: str) -> Store:
+    """The store that something was pickled with; none is made where it is not."""
+    path = database_path(parse_url(url))
+    if not path.exists():
+        msg = f"the store {path} is not there: what was copied or pickled is read from it alone"
+        raise StoreError(msg)
+    return open_store(home, url)
 
 
 def open_store(home: Path | None = None, url: str | None = None) -> Store:
