@@ -155,16 +155,19 @@ def scored(run: Run, number: int, scores: Sequence[float]) -> None:
 
 
 def save(run: Run, number: int, *, weights: bool = True, state: bool = True) -> str:
-    """A committed checkpoint without files."""
+    """A committed checkpoint whose manifest lists no files."""
     row = row_of(run)
     checkpoint_id = new_id()
+    path = run.folder / "checkpoints" / f"step-{number:06d}"
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "manifest.json").write_text('{"weights": {}, "training_state": {}}')
     writer(run).commit_checkpoint(
         {
             "checkpoint_id": checkpoint_id,
             "step": number,
             "weights": weights,
             "training_state": state,
-            "path": f"checkpoints/step-{number:06d}",
+            "path": str(path),
             "size_bytes": 1000,
             "base_model_slug": row.base_model_slug,
             "base_fingerprint": row.resolved["base_model"]["fingerprint"],

@@ -166,7 +166,7 @@ def test_files_that_a_parent_lost_are_told_before_anything_is_started(
         with pytest.raises(PlanRefused, match=rf"has lost {lost} in .*{path.name}") as refused:
             client.training.resolve(options=weights, parent_checkpoint_id=best.checkpoint_id)
         assert [one.field for one in refused.value.problems] == ["parent_checkpoint_id"]
-        (path / "manifest.json").unlink()
+        (path / "manifest.json").unlink(missing_ok=True)
 
 
 def test_a_run_is_no_checkpoint(client: Client, run: Run) -> None:

@@ -637,6 +637,14 @@ SAVED = {"execution": {"saveEvery": 5}}
         (put(descriptor(**SAVED), "config.data.packing", True), "a step has more"),
         (put(descriptor(**SAVED), "config.loss.trainOnToolCalls", True), "changes nothing with"),
         (put(sft(validationFrequencySteps=5), "execution.saveEvery", 5), "evaluates nothing"),
+        (descriptor(execution={"saveEvery": 39}), "saves nothing before the end, at step 39: an"),
+        (descriptor(execution={"saveEvery": 38}), None),
+        (put(rl(maxSteps=4), "execution.saveEvery", 9), "execution.saveEvery 9 saves nothing"),
+        (descriptor(execution={"keepAdapters": 1}), "execution.keepAdapters 1 changes nothing"),
+        (descriptor(grader="json-label-match", **SAVED), "grader is recorded and shown: this"),
+        (reward({"kind": "length", "maxChars": 9}, grader="json-label-match", **SAVED),
+         "grader is recorded and shown"),
+        (descriptor("grpo", grader="json-label-match", **SAVED), "a reward of json-label-match"),
         (put(sft(seed=0), "execution.saveEvery", 5), "training.seed 0 takes the default, 42"),
         (put(rl(temperature=0), "execution.saveEvery", 5), "every group ties"),
         (descriptor("grpo", **SAVED), "a reward of json-label-match alone"),
@@ -734,6 +742,58 @@ def test_a_checkpoint_must_hold_what_is_asked_of_it(world: World) -> None:
     options = world.save(world.plan({}), 5)
     told = the(world, descriptor() | {"baseModel": "nbtrain/tiny"}, parent=options)
     assert "is of a run by options" in told.message
+
+
+def test_a_smoke_check_goes_on_in_the_rows_that_were_trained_on(world: World) -> None:
+    parent = _saved(world)
+    part = {"kind": "run", "smoke": {"sliceSize": 20, "maxSteps": 50}}
+    problem = the(world, part, parent=parent)
+    assert problem.field == "smoke"
+    assert "would train on the first 20 rows of the dataset, checkpoint" in problem.message
+    assert "was trained on all 100 rows" in problem.message
+    assert "load_weights_only: true" in (problem.hint or "")
+    assert plan(world, part, parent=parent, load_weights_only=True).smoke is not None
+    assert plan(world, {}, parent=parent, smoke=True).workload.train_tasks == 100
+    checked = world.save(plan(world, descriptor(smoke={"sliceSize": 20})), 6)
+    assert plan(world, part, parent=checked).total_steps == 50
+    assert the(world, {"kind": "run"}, parent=checked).field == "smoke"
+    over = the(world, put(part, "smoke.maxSteps", 6), parent=checked)
+    assert over.field == "smoke.maxSteps"
+    assert "smoke.maxSteps counts from the beginning" in (over.hint or "")
+
+
+def test_what_follows_from_a_refused_field_is_not_refused_too(world: World) -> None:
+    parent = _saved(world)
+    assert the(world, {"lora_rank": 8}, parent=parent).field == "lora_rank"
+    assert the(world, {"lora_rank": 0.5}, parent=parent).field == "lora_rank"
+    assert the(world, {"lora_alpha": 3}, parent=parent).field == "lora_alpha"
+
+
+@pytest.mark.parametrize("none", [0, None])
+def test_a_stated_null_is_no_value_of_the_parent_s(none: object, world: World) -> None:
+    document = put(descriptor(execution={"saveEvery": 5, "microBatchSequences": 2}),
+                   "config.loss.explicitLossMaskColumn", "label")  # fmt: skip
+    parent = world.save(plan(world, document), 10)
+    off = plan(world, {"save_every": none, "micro_batch_sequences": none}, parent=parent)
+    assert (off["save_every"], off["micro_batch_sequences"]) == (None, None)
+    assert any("save_every is off" in hint for hint in off.hints)
+    assert off["explicit_loss_mask_column"] == "label"
+    bare = plan(world, {"explicit_loss_mask_column": None}, parent=parent)
+    assert (bare["explicit_loss_mask_column"], bare["save_every"]) == (None, 5)
+
+
+def test_a_supervised_checkpoint_is_told_to_options_of_rewards(world: World) -> None:
+    parent = _saved(world)
+    problem = the(world, {}, parent=parent, algorithm="grpo")
+    assert problem.field == "parent_checkpoint_id"
+    assert "is of a run by method sft, this one is by options of method grpo" in problem.message
+    assert "warmStartModelId" in (problem.hint or "")
+    found = problems(world, {"nothing": 1}, parent=parent, algorithm="gspo")
+    assert [one.field for one in found] == ["parent_checkpoint_id", "nothing"]
+    back = world.save(plan(world, rl(maxSteps=20)), 5)
+    problem = the(world, {}, parent=back, algorithm="sft")
+    assert "this one is by options of method sft" in problem.message
+    assert "Leave the method out" in (problem.hint or "")
 
 
 def test_a_reinforcement_descriptor_goes_on_too(world: World) -> None:

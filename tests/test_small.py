@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plan_world import World, described_world, descriptor
+from plan_world import World, described_world, descriptor, put
 
 from nbtrain.plan import small
 from nbtrain.plan.descriptor.table import FIELDS
@@ -56,7 +56,7 @@ def test_with_nothing_left_to_lower_it_says_so(world: World) -> None:
 def test_both_other_doors(world: World) -> None:
     plan = world.plan(FLAT, first_look=True, workload=None)
     assert (plan["max_steps"], plan.origins["max_steps"]) == (30, "small")
-    assert plan["validation_frequency_steps"] == 10
+    assert plan["validation_frequency_steps"] == 100, "nothing is validated"
     assert plan.total_steps == 30
     assert plan.field_origins is not None
     assert plan.field_origins["config.hyperparams.training.maxSteps"] == "small"
@@ -67,6 +67,37 @@ def test_both_other_doors(world: World) -> None:
     assert grpo.origins["batch_size"] == "small"
     for zero, kept in (({"max_steps": 0}, 0), ({"max_steps": 7}, 7)):
         assert world.plan(FLAT | zero, first_look=True, workload=None)["max_steps"] == kept
+
+
+def test_it_leaves_alone_what_would_change_the_hash_alone(world: World) -> None:
+    held = {"validation_dataset": "held-out"}
+    assert (
+        world.plan(FLAT | held, first_look=True, workload=None).options[
+            "validation_frequency_steps"
+        ]
+        == small.FIELDS["training.validationFrequencySteps"]
+    )
+    short = FLAT | {"epochs": 1}
+    plan = world.plan(short, first_look=True, workload=None)
+    assert (plan["max_steps"], plan.origins["max_steps"], plan.total_steps) == (0, "default", 13)
+    assert plan.config_hash == world.plan(short, workload=None).config_hash
+    assert any("small changes nothing: training.maxSteps" in hint for hint in plan.hints)
+
+
+@pytest.mark.parametrize("name", ["first_look", "smoke"])
+@pytest.mark.parametrize("value", ["no", "false", [0], 1, {"maxSteps": 5}], ids=str)
+@pytest.mark.parametrize("document", [FLAT, descriptor(), {"batch_size": 8}], ids=["f", "d", "o"])
+def test_a_switch_is_true_or_false(
+    name: str, value: Any, document: dict[str, Any], world: World
+) -> None:
+    workload = "sums" if "batch_size" in document else None
+    (problem,) = world.problems(document, workload=workload, **{name: value})
+    assert problem.field == {"first_look": "small", "smoke": "smoke"}[name]
+    assert problem.allowed == "true or false"
+    both = world.problems(document | {"nothing": 1}, workload=workload, **{name: value})
+    assert [one.field for one in both][-1] == problem.field
+    assert len(both) == 2
+    assert world.plan(document, workload=workload, **{name: None}).smoke is None
 
 
 def test_a_stated_zero_asks_for_the_default(world: World) -> None:
@@ -102,6 +133,33 @@ def test_a_smoke_check_by_a_switch_is_that_of_a_descriptor(world: World) -> None
     assert both.smoke is not None
     assert both.smoke.slice_size == 5
     assert world.plan(FLAT, workload=None).smoke is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ({"config.data.validationDataset": "held-out"}, "data.validationDataset held-out is left"),
+        ({"config.hyperparams.training.validationFrequencySteps": 2}, "FrequencySteps 2 is left"),
+        ({"config.hyperparams.training.epochs": 7}, "training.epochs 7 is left out"),
+        ({"config.hyperparams.training.maxSteps": 80}, "ends when its rows are known, after smoke"),
+    ],
+)
+def test_a_smoke_check_says_what_it_leaves_out(
+    stated: dict[str, Any], told: str, world: World
+) -> None:
+    document = descriptor(smoke={"maxSteps": 12})
+    for path, value in stated.items():
+        document = put(document, path, value)
+    plan = world.plan(document, workload=None)
+    (hint,) = (one for one in plan.hints if "is left out" in one)
+    assert told in hint
+    assert plan.total_steps == 12
+    assert (plan.validation_dataset, plan.workload.held_out_tasks) == (None, 0)
+    run = {key: value for key, value in document.items() if key != "smoke"}
+    assert plan.config_hash == world.plan(run, workload=None).config_hash
+    assert world.plan(descriptor(smoke={"maxSteps": 12}), workload=None).hints == (
+        *("smoke.sliceSize 200 is more than the 100 rows of the dataset: all are taken",),
+    )
 
 
 def test_a_smoke_check_of_rewards_is_refused_by_name_with_everything_else(world: World) -> None:

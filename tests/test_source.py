@@ -321,3 +321,15 @@ def test_what_is_missing_at_the_end_is_missed_on_the_last_written_line(text: str
     where = refused.value.problems[0].where
     assert where is not None
     assert (where.line, where.column) == (2, 9)
+
+
+@pytest.mark.parametrize("number", ["1e-400", "-0.5E-999", "2e-9999"])
+@pytest.mark.parametrize("form", ["{}: {}", '{{"{}": {}}}'], ids=["yaml", "json"])
+def test_a_number_too_small_to_be_one_is_refused(number: str, form: str) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        parse(form.format("learning_rate", number))
+    (problem,) = refused.value.problems
+    assert problem.message == "learning_rate: this number is too small: it would be read as 0"
+    for zero in ("0e-400", "-0.0", "0.000e5"):
+        assert parse(form.format("learning_rate", zero))["learning_rate"] == 0
+    assert parse(form.format("learning_rate", "5e-324"))["learning_rate"] > 0

@@ -224,7 +224,7 @@ def test_the_flat_form_is_answered_in_its_own_words(world: World) -> None:
     [
         ({"seed": 7}, "seed 42 -> 7"),
         ({"shuffle": False}, "shuffle True -> False"),
-        ({"micro_batch_per_gpu": 1}, "sequences_per_update 2 -> 1"),
+        ({"micro_batch_per_gpu": 1}, "sequences per update 2 -> 1"),
         ({"epochs": 1}, "nothing is left to train: the run ends at step 3"),
         ({"max_steps": 6}, "nothing is left to train: the run ends at step 6"),
     ],

@@ -10,6 +10,7 @@ from nbtrain.errors import PlanRefused, Problem
 from nbtrain.plan import placement, rules, small
 from nbtrain.plan.defaults import validation_on
 from nbtrain.plan.descriptor.document import FLAT
+from nbtrain.plan.descriptor.references import another_kind
 from nbtrain.plan.descriptor.resolve import resolve_descriptor, resolve_flat, resolve_further
 from nbtrain.plan.descriptor.rules import only_supervised
 from nbtrain.plan.descriptor.table import FIELDS, METHODS
@@ -26,7 +27,7 @@ from nbtrain.plan.registry import (
     WorkloadInfo,
 )
 from nbtrain.plan.resolved import BaseModelRef, ParentRef, ResolvedPlan, Setting, WorkloadRef
-from nbtrain.plan.source import in_order
+from nbtrain.plan.source import SourcedMapping, in_order
 from nbtrain.plan.statements import Statement, Statements, gather
 
 
@@ -63,27 +64,63 @@ def resolve(
     Raises :class:`PlanRefused` with everything that is wrong, in the order of the text. Nothing
     is started or stored either way.
     """
-    beside = {
+    switches = {"small": first_look, "smoke": smoke}
+    wrong = list(_no_switches(switches))
+    given = {
         "workload": workload, "base_model_slug": base_model, "parent_checkpoint_id": parent,
         "display_name": display_name, "algorithm": algorithm,
         "load_weights_only": load_weights_only,
     }  # fmt: skip
+    if not wrong:
+        return _resolve(options, registry, given, switches)
+    told: list[Problem] = []
+    try:
+        _resolve(options, registry, given, dict.fromkeys(switches, False))
+    except PlanRefused as refused:
+        told += refused.problems
+    raise PlanRefused(in_order([*told, *wrong]))
+
+
+def _no_switches(switches: Mapping[str, object]) -> Iterator[Problem]:
+    """What is stated as a switch and is none; ``None`` is unstated."""
+    for name, value in switches.items():
+        option = Option(name, "boolean", "", "run", nullable=True)
+        problem = check(option, value)[1]
+        if problem is not None:
+            hint = problem.hint
+            if name == "smoke" and isinstance(value, Mapping):
+                hint = "State smoke=True, and its fields in a descriptor's smoke"
+            yield replace(problem, allowed="true or false", hint=hint)
+
+
+def _resolve(
+    options: Mapping[str, Any] | None,
+    registry: Registry,
+    beside: Mapping[str, Any],
+    switches: Mapping[str, bool],
+) -> ResolvedPlan:
     body = options if isinstance(options, Mapping) else {}
+    first_look, smoke = bool(switches["small"]), bool(switches["smoke"])
     if "kind" in body:
         return resolve_descriptor(
-            body, registry, workload=workload, base_model=base_model, parent=parent,
-            load_weights_only=load_weights_only, display_name=display_name, algorithm=algorithm,
+            body, registry, workload=beside["workload"], base_model=beside["base_model_slug"],
+            parent=beside["parent_checkpoint_id"], display_name=beside["display_name"],
+            load_weights_only=beside["load_weights_only"], algorithm=beside["algorithm"],
             first_look=first_look, smoke=smoke,
         )  # fmt: skip
-    switches = {"small": first_look, "smoke": smoke}
     method = _method(body, beside, registry)
     if method is None:
         raise PlanRefused(in_order(_of_no_method(body, beside, registry)))
     if method == "sft":
-        return resolve_flat(body, registry, beside | switches)
+        return resolve_flat(body, registry, {**beside, **switches})
     before = _parent(body, beside, registry)
+    if before is not None and _algorithm(before) == "sft":
+        named = isinstance(body, SourcedMapping) and body.where_value("parent_checkpoint_id")
+        this = f"options of method {method}"
+        problem = another_kind(before, "method sft", this, method, named or None)
+        raise PlanRefused(in_order([problem, *_of_no_method(body, beside, registry)]))
     if before is not None and _by_descriptor(before):
-        return resolve_further(options, registry, beside | switches, _algorithm(before))
+        return resolve_further(options, registry, {**beside, **switches}, _algorithm(before))
     found = gather(options, beside)
     found.small = first_look
     for problem in _switched(found, method, smoke=smoke):

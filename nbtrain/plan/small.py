@@ -54,7 +54,8 @@ def hints(origins: Mapping[str, str]) -> Iterator[str]:
     """That nothing was left to be smaller; ``origins`` are those of the whole plan."""
     if "small" not in origins.values():
         names = [name for name in VALUES if name in origins]
-        yield f"small changes nothing: {', '.join(names)} are stated, or as small already"
+        told = "are stated, as small already, or of no effect"
+        yield f"small changes nothing: {', '.join(names)} {told}"
 
 
 def in_words() -> str:

@@ -167,7 +167,7 @@ class _YamlReader:
 def core_scalar(text: str) -> Any:
     """The value of a plain scalar under the YAML 1.2 core schema.
 
-    Raises ``ValueError`` for a number too long or too large to be one.
+    Raises ``ValueError`` for a number too long, too large or too small to be one.
     """
     if text in _NULL:
         return None
@@ -195,6 +195,9 @@ def _real(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
         msg = "this number is too large"
+        raise ValueError(msg)
+    if value == 0 and re.split("[eE]", text)[0].strip("+-0."):
+        msg = "this number is too small: it would be read as 0"
         raise ValueError(msg)
     return value
 

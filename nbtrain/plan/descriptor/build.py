@@ -10,7 +10,6 @@ from nbtrain.plan import placement, rules, small
 from nbtrain.plan.descriptor.draft import Draft
 from nbtrain.plan.descriptor.hints import hints
 from nbtrain.plan.descriptor.parent import start_step
-from nbtrain.plan.descriptor.sizing import updates
 from nbtrain.plan.descriptor.terms import Reward
 from nbtrain.plan.identity import descriptor_hash
 from nbtrain.plan.options import OPTIONS
@@ -44,12 +43,7 @@ def total_steps(draft: Draft) -> int:
         capped = draft["rlHyperparams.maxSteps"]
         prompts = draft["rlHyperparams.promptsPerStep"]
         return int(capped or -(-draft.rows * draft["rlHyperparams.epochs"] // prompts))
-    return updates(
-        draft.rows,
-        epochs=draft["training.epochs"],
-        sequences=draft["training.microBatchPerGpu"] * draft["training.gradientAccumulation"],
-        max_steps=draft["training.maxSteps"],
-    )
+    return draft.updates(draft["training.maxSteps"])
 
 
 def build(draft: Draft, reward: Reward, grader: str | None, total: int) -> ResolvedPlan:
@@ -63,7 +57,7 @@ def build(draft: Draft, reward: Reward, grader: str | None, total: int) -> Resol
         raise AssertionError(msg)
     config, start = _config(draft, reward), start_step(draft)
     settings = _supervised(draft) if draft.supervised else _reinforcement(draft, total, start)
-    warm = _warm_start(draft)
+    warm, validation = _warm_start(draft), draft.validation
     return ResolvedPlan(
         settings=settings,
         workload=_workload(draft, workload.workload_id, workload.name, dataset),
@@ -90,7 +84,7 @@ def build(draft: Draft, reward: Reward, grader: str | None, total: int) -> Resol
         ),
         door="descriptor",
         dataset=_dataset(dataset),
-        validation_dataset=_dataset(refs.validation) if refs.validation is not None else None,
+        validation_dataset=_dataset(validation) if validation is not None else None,
         reward=None if draft.supervised else {"terms": reward.terms, "origin": reward.origin},
         grader=grader,
         warm_start=warm,
@@ -126,7 +120,7 @@ def _workload(
     split = f"every row of dataset {title}" if whole else (
         f"the first {draft.rows} rows of dataset {title}"
     )  # fmt: skip
-    held_out = draft.refs.validation.rows if draft.refs.validation is not None else 0
+    held_out = draft.validation.rows if draft.validation is not None else 0
     return WorkloadRef(workload_id, name, draft.rows, held_out, split, dataset.dataset_id)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from nbtrain.errors import Problem, Where
 from nbtrain.plan import small
 from nbtrain.plan.descriptor.document import Document
+from nbtrain.plan.descriptor.sizing import updates
 from nbtrain.plan.descriptor.table import Field, named
 from nbtrain.plan.fields import as_python, brief, check, plain, show
 from nbtrain.plan.registry import (
@@ -82,6 +83,20 @@ class Draft:
         """Whether it is a smoke check."""
         return self.supervised and "smoke" in self.found.groups
 
+    @property
+    def validation(self) -> DatasetInfo | None:
+        """The dataset that is evaluated on while training: a smoke check evaluates on none."""
+        return None if self.smoke else self.refs.validation
+
+    def updates(self, most: int) -> int:
+        """Updates of a supervised run that ends after ``most``, where that is not 0."""
+        return updates(
+            self.rows,
+            epochs=self["training.epochs"],
+            sequences=self["training.microBatchPerGpu"] * self["training.gradientAccumulation"],
+            max_steps=most,
+        )
+
     def __getitem__(self, name: str) -> Any:
         """The value of a field, by what refusals call it."""
         return self.values[name]
@@ -143,7 +158,7 @@ def fill(found: Document, refs: Found, before: Mapping[str, tuple[Any, Origin]])
         value, origin = _stated(draft, one, model), None
         if value is not None:
             origin = "stated"
-        elif one.path in before and before[one.path][1] != "computed" and one.option.inherited:
+        elif _hands_down(one, before) and not _asks_for_none(draft, one):
             value, origin = before[one.path][0], "inherited"
         elif one.option.compute is not None:
             later.append(one)
@@ -160,17 +175,39 @@ def fill(found: Document, refs: Found, before: Mapping[str, tuple[Any, Origin]])
     if "config.method" not in found.options and "config.method" in before:
         draft.origins["method"] = "inherited"
     _tell_zeros(draft)
+    cap = "training.maxSteps"
+    if draft.origins.get(cap) == "small" and draft.updates(0) <= draft[cap]:
+        draft.values[cap], draft.origins[cap] = draft.fields[cap].option.default, "default"
+        del draft.notes[cap]
     # the usual value of a computed length is its documented default
     if draft["maxSeqLength"] == 2048 and draft.origins["maxSeqLength"] == "computed":
         draft.origins["maxSeqLength"] = "default"
     return draft
 
 
+def _hands_down(one: Field, before: Mapping[str, tuple[Any, Origin]]) -> bool:
+    return one.path in before and before[one.path][1] != "computed" and one.option.inherited
+
+
+def _asks_for_none(draft: Draft, one: Field) -> bool:
+    """Whether null, or a 0 that means it, is stated where null is a value of its own."""
+    statement = draft.found.options.get(one.path)
+    option = one.option
+    null = option.nullable and option.compute is None and option.default is None
+    if statement is None or not null or draft.called(one.name) in draft.found.bad:
+        return False
+    return statement.value is None or one.name in draft.zeros
+
+
 def _default(draft: Draft, one: Field) -> tuple[Any, Origin]:
-    """The fixed default, or what a first look takes; a stated 0 asks for the default."""
+    """The fixed default, or what a first look takes; a stated 0 asks for the default.
+
+    A first look leaves alone what changes nothing but the recipe's hash.
+    """
     default = one.option.default
     lower = small.of(one.name, default) if draft.found.small else None
-    if lower is None or one.name in draft.zeros:
+    idle = one.name == "training.validationFrequencySteps" and draft.refs.validation is None
+    if lower is None or idle or one.name in draft.zeros:
         return default, "default"
     draft.notes[one.name] = small.note(default)
     return lower, "small"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbtrain.plan.descriptor.draft import Draft
-from nbtrain.plan.descriptor.terms import STRICT, Reward
+from nbtrain.plan.descriptor.parent import start_step
+from nbtrain.plan.descriptor.terms import OF_GRADER, STRICT, Reward
 from nbtrain.plan.fields import show
 
 
@@ -14,13 +15,41 @@ def hints(draft: Draft, reward: Reward, total: int) -> Iterator[str]:
     for name in draft.zeros:
         if draft[name] is not None:
             yield f"{draft.called(name)} {draft.notes[name]}"
-    if draft["execution.saveEvery"] is None and not draft.smoke:
-        name = draft.called("execution.saveEvery")
-        yield f"{name} is off: an interrupted run has nothing to restart from"
+    if not draft.smoke:
+        yield from _saving(draft, total)
+    if draft.stated("grader") and reward.origin != OF_GRADER:
+        yield "grader is recorded and shown: this version evaluates nothing with it yet"
     if draft.supervised:
         yield from _supervised(draft, total)
     else:
         yield from _reinforcement(draft, reward)
+
+
+def _saving(draft: Draft, total: int) -> Iterator[str]:
+    every, keep = "execution.saveEvery", "execution.keepAdapters"
+    apart, start = draft[every], start_step(draft)
+    if apart is not None and (total - 1) // apart > start // apart:
+        return
+    what = f"{draft.called(every)} is off"
+    if apart is not None:
+        what = f"{draft.said(every)} saves nothing before the end, at step {show(total)}"
+    yield f"{what}: an interrupted run has nothing to restart from"
+    if draft.stated(keep):
+        yield f"{draft.said(keep)} changes nothing: there is one checkpoint, at the end"
+
+
+def _left_out(draft: Draft) -> Iterator[str]:
+    """What is stated, and a smoke check does without."""
+    steps = f"smoke.maxSteps {show(draft['smoke.maxSteps'])}"
+    ends = f"ends when its rows are known, after {steps} at the latest"
+    for name, does in (
+        ("data.validationDataset", "validates nothing"),
+        ("training.validationFrequencySteps", "validates nothing"),
+        ("training.epochs", ends),
+        ("training.maxSteps", ends),
+    ):
+        if draft.stated(name) and draft[name]:
+            yield f"{draft.said(name)} is left out: a smoke check {does}"
 
 
 def _supervised(draft: Draft, total: int) -> Iterator[str]:
@@ -44,6 +73,9 @@ def _supervised(draft: Draft, total: int) -> Iterator[str]:
         )
     if draft["data.packing"]:
         yield f"{draft.called('data.packing')} puts several rows into one sequence: a step has more"
+    if draft.smoke:
+        yield from _left_out(draft)
+        return
     every = "training.validationFrequencySteps"
     if validation is None and draft.stated(every):
         name = draft.called("data.validationDataset")

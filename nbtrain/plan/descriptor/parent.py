@@ -91,20 +91,44 @@ def refusals(draft: Draft, total: int) -> Iterator[Problem]:
             "goes on in the same rows"
         )
         yield draft.problem("dataset", message, before["dataset_id"], only)
-    longer = ("training.epochs", "training.maxSteps") if draft.supervised else (
+    elif dataset is not None:
+        yield from _same_slice(draft, parent, dataset.rows, only)
+    longer: tuple[str, ...] = ("training.epochs", "training.maxSteps") if draft.supervised else (
         "rlHyperparams.epochs", "rlHyperparams.maxSteps",
     )  # fmt: skip
+    if draft.smoke:
+        longer = ("smoke.maxSteps",)
     if dataset is not None and total <= parent.step_index and draft.fine(*longer):
-        name = longer[1] if draft[longer[1]] else longer[0]
+        name = longer[-1] if draft[longer[-1]] else longer[0]
         message = (
             f"{draft.said(name)}: the run ends at step {show(total)}, and checkpoint {short} is at "
             f"step {show(parent.step_index)}: no update remains"
         )
+        count = "count" if len(longer) > 1 else "counts"
         hint = (
-            f"{' and '.join(draft.called(each) for each in longer)} count from the beginning of "
-            f"the run that was saved: {further(draft.called(longer[1]), 10, parent.step_index)}"
+            f"{' and '.join(draft.called(each) for each in longer)} {count} from the beginning of "
+            f"the run that was saved: {further(draft.called(longer[-1]), 10, parent.step_index)}"
         )
         yield draft.problem(name, message, hint=hint)
+
+
+def _same_slice(draft: Draft, parent: CheckpointInfo, rows: int, hint: str) -> Iterator[Problem]:
+    """A smoke check goes on in the slice that was trained on, and other runs in every row."""
+    size, before = "smoke.sliceSize", parent.resolved.get("smoke")
+    trained = rows if before is None else min(rows, before["slice_size"])
+    if not draft.supervised or draft.rows == trained or not draft.fine(size):
+        return
+
+    def told(count: int) -> str:
+        return f"all {show(rows)} rows" if count == rows else f"the first {show(count)} rows"
+
+    message = (
+        f"smoke: this run would train on {told(draft.rows)} of the dataset, checkpoint "
+        f"{parent.checkpoint_id[:12]} was trained on {told(trained)}: a resume goes on in the "
+        "same rows"
+    )
+    where = draft.where(size) or draft.found.where("smoke")
+    yield Problem("smoke", message, draft.smoke or None, where=where, hint=hint)
 
 
 def _switch(draft: Draft) -> Iterator[Problem]:
@@ -121,12 +145,15 @@ def _switch(draft: Draft) -> Iterator[Problem]:
 
 
 def _kept(draft: Draft, names: tuple[str, ...], what: str, hint: str) -> Iterator[Problem]:
-    before = draft.before
-    for name in names:
-        one = draft.fields.get(name)
-        if one is None or one.path not in before or not draft.fine(name):
-            continue
-        value = before[one.path][0]
-        if draft[name] != value:
-            message = f"{draft.said(name)} does not fit {what}, saved with {show(value)}"
-            yield draft.problem(name, message, show(value), hint)
+    """Fields that must be as they were saved; those computed from others follow these."""
+    saved = {
+        name: draft.before[draft.fields[name].path][0]
+        for name in names
+        if name in draft.fields and draft.fields[name].path in draft.before
+    }
+    other = [name for name in saved if draft.fine(name) and draft[name] != saved[name]]
+    stated = [name for name in other if draft.origins[name] != "computed"]
+    follow = stated or not draft.fine(*names)
+    for name in stated if follow else other:
+        message = f"{draft.said(name)} does not fit {what}, saved with {show(saved[name])}"
+        yield draft.problem(name, message, show(saved[name]), hint)

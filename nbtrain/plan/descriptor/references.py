@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nbtrain.errors import Problem, Refused
+from nbtrain.errors import Problem, Refused, Where
 from nbtrain.plan.descriptor.document import Document
 from nbtrain.plan.descriptor.draft import Found
 from nbtrain.plan.descriptor.table import FIELDS
@@ -39,10 +39,11 @@ def look_up(found: Document, registry: Registry) -> Found:
         before = resolved["dataset"]["dataset_id"]
         refs.dataset = _implied(found, "config.dataset", registry.dataset, before)
     if found.method == "sft":
-        path, before = "config.data.validationDataset", resolved.get("validation_dataset")
+        path, config = "config.data.validationDataset", resolved.get("config") or {}
         refs.validation = _named(found, path, registry.dataset, "dataset_id")
+        before = config.get("data", {}).get("validationDataset")
         if refs.validation is None and before and not _said(found, path):
-            refs.validation = _implied(found, path, registry.dataset, before["dataset_id"])
+            refs.validation = _implied(found, path, registry.dataset, before)
     else:
         refs.warm_start = _named(found, "warmStartModelId", registry.model, "model_id")
     _base_model(found, registry, refs)
@@ -125,14 +126,21 @@ def _fits(found: Document, parent: CheckpointInfo) -> bool:
         return True
     if _PARENT not in found.bad:
         what = "options" if options else f"method {before}"
-        message = (
-            f"{_PARENT}: checkpoint {parent.checkpoint_id[:12]} is of a run by {what}, "
-            f"this one is by a descriptor of method {found.method}"
-        )
-        hint = "warmStartModelId starts a reinforcement run from a registered model"
-        where = found.parent[0].where
-        found.refuse(Problem(_PARENT, message, parent.checkpoint_id, where=where, hint=hint))
+        this = f"{'options' if found.flat else 'a descriptor'} of method {found.method}"
+        found.refuse(another_kind(parent, what, this, found.method, found.parent[0].where))
     return False
+
+
+def another_kind(
+    parent: CheckpointInfo, what: str, this: str, method: str, where: Where | None
+) -> Problem:
+    """The refusal of a checkpoint of a run by ``what`` for a run by ``this``, of ``method``."""
+    short = parent.checkpoint_id[:12]
+    message = f"{_PARENT}: checkpoint {short} is of a run by {what}, this one is by {this}"
+    hint = "A descriptor's warmStartModelId starts a reinforcement run from a registered model"
+    if method == "sft":
+        hint = "Leave the method out: the run then goes on as the checkpoint's did"
+    return Problem(_PARENT, message, parent.checkpoint_id, where=where, hint=hint)
 
 
 def values_before(refs: Found, found: Document) -> dict[str, tuple[Any, Origin]]:

@@ -61,7 +61,7 @@ LATER = ("judge", "http")
 """Kinds that are refused by name, with whatever else stands in the term."""
 STRICT = ("rule", "json-label-match", "exact", "numeric")
 """Kinds that a model which knows nothing yet scores zero on."""
-_GRADER = "the run's grader"
+OF_GRADER = "the run's grader"
 _ADDED = ("answer", "ground_truth", "data_source")  # columns that every task has
 
 
@@ -253,10 +253,10 @@ def read_reward(
         return Reward()
     grader = found.options.get("grader")
     graded = grader is not None and isinstance(grader.value, str)
-    if before is not None and not (graded and before.origin == _GRADER):
+    if before is not None and not (graded and before.origin == OF_GRADER):
         return _inherited(reader, before)
     if grader is not None and isinstance(grader.value, str):
-        return _of_grader(reader, grader, "grader", _GRADER)
+        return _of_grader(reader, grader, "grader", OF_GRADER)
     if workload_grader is not None:
         return _of_grader(reader, Statement(workload_grader), "reward", "the workload's grader")
     return _finished([parse_grader(DEFAULT_GRADER).as_term()], "default")

@@ -30,6 +30,15 @@ def data_order(plan: ResolvedPlan, order: Order) -> dict[str, Any]:
     return found
 
 
+def _told(saved: Mapping[str, Any], plan: ResolvedPlan) -> dict[str, Any]:
+    """A data order in words, a slice as the rows of the dataset that it has."""
+    assert plan.dataset is not None
+    told = dict(saved)
+    rows, most = told.pop("smoke_rows", None), plan.dataset.rows
+    told["rows"] = most if rows is None else min(rows, most)
+    return {name.replace("_", " "): value for name, value in told.items()}
+
+
 def plain_state(
     plan: ResolvedPlan,
     order: Order,
@@ -72,7 +81,7 @@ def misfits(
     if before != ranks:
         message = f"the checkpoint was saved with {before} devices, this run has {ranks}"
         problems.append(Problem("gpus", message, ranks, str(before)))
-    changed = differences(state["order"], data_order(plan, order))
+    changed = differences(_told(state["order"], plan), _told(data_order(plan, order), plan))
     if changed:
         message = f"the checkpoint was trained on rows in another order: {', '.join(changed)}"
         hint = "State what the checkpoint's run did, or load_weights_only: true"
