@@ -199,6 +199,21 @@ def test_a_loss_that_is_none_is_refused(sums: Client, loss: object, fields: list
     assert [problem.field for problem in refused.value.problems] == fields
 
 
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ({"nonsense": 1}, "loss has no field nonsense"),
+        (5, "loss needs a mapping, found 5"),
+        ({"assistantTurns": "all"}, "no model is stated"),
+    ],
+)
+def test_rows_without_a_model_take_no_loss(sums: Client, loss: object, words: str) -> None:
+    with pytest.raises(Refused, match=words) as refused:
+        sums.datasets.rows("sums", -1, loss=loss)
+    fields = [problem.field.partition(".")[0] for problem in refused.value.problems]
+    assert fields == ["offset", "loss"]
+
+
 @pytest.mark.parametrize("row", [-1, 40, 10**30, 1.5, "0", None, True])
 def test_a_row_that_is_none_is_refused(sums: Client, row: Any) -> None:
     with pytest.raises(Refused, match=r"row is .*allowed: 0 .* 39") as refused:

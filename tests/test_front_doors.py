@@ -256,6 +256,18 @@ def test_a_start_records_the_annotations(ready: Client, launched: list[Run]) -> 
         ready.training.runs.annotate(run, name="x")
 
 
+def test_notes_of_a_run_are_bound_as_in_its_descriptor(ready: Client, launched: list[Run]) -> None:
+    run = ready.training.start(small(description="x" * 4000))
+    ready.training.runs.annotate(run, description="y" * 4000)
+    with pytest.raises(Refused) as refused:
+        ready.training.runs.annotate(run, description="z" * 4001, config_name="two\nlines")
+    problems = {problem.field: str(problem) for problem in refused.value.problems}
+    assert problems.keys() == {"description", "config_name"}
+    assert "1 to 4,000 characters" in problems["description"]
+    assert "one line" in problems["config_name"]
+    assert stored.row_of(run).description == "y" * 4000
+
+
 def test_a_smoke_check_is_a_run_of_its_own_kind(ready: Client, launched: list[Run]) -> None:
     run = ready.training.start(small(smoke={"sliceSize": 8}))
     assert stored.row_of(run).kind == "smoke"

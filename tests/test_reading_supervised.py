@@ -113,6 +113,16 @@ def test_what_a_supervised_run_has_nothing_of_is_refused(run: Run, what: str) ->
         run.sampled_groups()
 
 
+def test_lists_of_what_a_supervised_run_has_nothing_of_are_refused(
+    client: Client, run: Run
+) -> None:
+    training = client.training
+    for ask in (training.rewards.list_history, training.runs.list_step_summaries):
+        with pytest.raises(NotFound, match="it is supervised and samples nothing"):
+            ask(run)
+    assert training.rewards.list_held_out_rewards(run).items
+
+
 def test_a_run_that_samples_keeps_its_columns(client: Client) -> None:
     run = stored.create(client)
     stored.train(run)
@@ -586,8 +596,8 @@ def test_groups_that_all_fail_as_graded_need_a_format_term_or_a_warm_start(clien
     (finding,) = (f for f in run.diagnose() if f.rule == "no-signal groups")
     assert finding.severity == "problem"
     assert "40 all failed" in finding.sentence
-    assert "add a term for the format" in finding.suggestion
-    assert "warmStartModelId" in finding.suggestion
+    assert "a term for the format" in finding.suggestion
+    assert "from a registered adapter (warmStartModelId)" in finding.suggestion
     assert finding.options == ("reward", "warmStartModelId")
     stored.step(run, 6, 0.5, rewards=(None, None, 1.0), errors=("reward 'a' raised no", None, None))
     assert any(f.rule == "ungraded" for f in run.diagnose())

@@ -142,10 +142,14 @@ class Datasets(Part):
         ``search`` narrows to rows in which these words follow one another in one message,
         whatever the case, and ``offset`` then skips so many of those. With a base ``model`` each
         row has its tokens, and the text that trains under ``loss`` is marked. Raises
-        :class:`Refused` for numbers out of bounds and a ``loss`` that is none.
+        :class:`Refused` for numbers out of bounds, and for a ``loss`` that is none or stands
+        without a model.
         """
         dataset = self.get(ref)._dataset
-        _check_page(offset, limit, search)
+        problems = _page_problems(offset, limit, search)
+        problems += _loss_problems(loss, dataset, model)
+        if problems:
+            raise Refused(problems)
         if search is None:
             places = list(range(offset, min(offset + limit, dataset.rows)))
             found = dict(zip(places, dataset.page(offset, limit), strict=True))
@@ -241,13 +245,26 @@ class Datasets(Part):
         return DatasetItem(self._parts.datasets.move(name, self.get(ref)._dataset))
 
 
-def _check_page(offset: object, limit: object, search: object) -> None:
+def _page_problems(offset: object, limit: object, search: object) -> list[Problem]:
     problems = _number_problems({"offset": (offset, 0, None), "limit": (limit, 1, _MOST_ROWS)})
     if search is not None and not (isinstance(search, str) and search.strip()):
         message = f"search is {describe(search)}"
         problems.append(Problem("search", message, plain(search), "a word, or several"))
-    if problems:
-        raise Refused(problems)
+    return problems
+
+
+def _loss_problems(loss: object, dataset: Dataset, model: object) -> list[Problem]:
+    """What is wrong with a stated loss; without a model nothing can be marked under it."""
+    if loss is None:
+        return []
+    try:
+        loss_rules(loss, dataset.columns)
+    except Refused as refused:
+        return list(refused.problems)
+    if model is not None:
+        return []
+    message = "loss tells what trains of a row as a model reads it, and no model is stated"
+    return [Problem("loss", message, hint="State a base model as model, or leave loss out")]
 
 
 def _check_numbers(bounds: Bounds) -> None:
