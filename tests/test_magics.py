@@ -108,6 +108,10 @@ def test_switches_that_make_no_sense_are_refused_under_their_own_word(shell: She
     assert "    %%train --workload sums --smoke\n" + " " * (4 + 24) + "^" in told
     told = shell.refuse("%%train --workload sums --method sft --smoke --small\n")
     assert "--small is stated with smoke" in told
+    told = shell.refuse("%%train --workload sums --dry-run --wait --new\n")
+    assert "--wait is stated with --dry-run, which starts nothing" in told
+    assert "--new is stated with --dry-run, which starts nothing" in told
+    assert "    %%train --workload sums --dry-run --wait --new\n" + " " * (4 + 34) + "^" in told
 
 
 @pytest.mark.parametrize(
@@ -452,7 +456,10 @@ def test_only_the_user_s_names_are_suggested(shell: Shell, name: str) -> None:
         ("cancel", "%train cancel takes a run"),
         ("show a b", "found 2 words"),
         ("list first", "no more words"),
-        ("show first --timeout 3", "%train show has no flag --timeout"),
+        ("show first --timeout 3", "%train show has no flag --timeout; allowed: no flags"),
+        ("show first --bogus", "%train show has no flag --bogus; allowed: no flags ("),
+        ("wait first --lines 3 --bogus", "has no flag --lines; allowed: --timeout ("),
+        ("wait first --lines 3 --bogus", "has no flag --bogus; allowed: --timeout ("),
         ("wait first --timeout soon", "--timeout needs a number"),
         ("options --mode both", "--mode is 'both'"),
         ("show $nothing", "the name $nothing is not defined"),

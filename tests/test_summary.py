@@ -174,6 +174,7 @@ def test_the_best_checkpoint_leads_and_the_others_are_counted() -> None:
     assert shown[0].endswith(", best")
     assert len(shown) == 6
     assert "and 3 more checkpoints" in as_html(summary(checkpoints=lines))
+    assert as_text(summary(checkpoints=lines[:7])).splitlines()[-1] == "and 1 more checkpoint"
 
 
 def test_an_incomplete_round_is_marked() -> None:

@@ -68,6 +68,10 @@ def test_plan_texts_and_log(shell: Shell, trained: Run, capsys: pytest.CaptureFi
     capsys.readouterr()
     shell.do("%train log first --lines 3")
     assert capsys.readouterr().out == "line 87\nline 88\nline 89\n"
+    shell.do("%train log first --lines 0")
+    assert capsys.readouterr().out == ""
+    shell.do("%train log first --lines 900")
+    assert capsys.readouterr().out.endswith("line 88\nline 89\n")
     shell.do("%train log $run")
     assert len(capsys.readouterr().out.splitlines()) == 40
     assert "--lines needs a whole number" in shell.refuse("%train log first --lines 2.5")
@@ -93,7 +97,7 @@ def test_notes_are_changed(shell: Shell, trained: Run, capsys: pytest.CaptureFix
     shell.do("%train annotate first --description ''")
     shell.do("%train annotate first --config-name=")
     assert (trained.description, trained.config_name) == (None, None)
-    assert "needs a value, found an empty one" in shell.refuse("%train show first --step ''")
+    assert "needs a value, found an empty one" in shell.refuse("%train texts first --step ''")
 
 
 def test_a_report_is_named_after_the_run(
@@ -153,7 +157,9 @@ def test_runs_are_compared_with_runs_and_checkpoints_with_checkpoints(
     assert "--tasks is of two checkpoints" in shell.refuse("%train compare first second --tasks 2")
     result = shell.run("%train compare first thrid")
     assert "nor is it a checkpoint's id" in str(result.error_in_exec)
-    assert "takes A B …, found 1 words" in shell.refuse("%train compare first")
+    assert shell.refuse("%train compare first").splitlines()[1] == (
+        "%train compare takes A B …, found 1 word (line 1, column 16)"
+    )
 
 
 def test_a_checkpoint_is_asked(shell: Shell, trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,9 +246,54 @@ def test_single_options_and_single_words_are_explained(
     assert "epochs" in repr(shell.do("%train options epochs --method sft"))
     told = shell.refuse("%train options nbtrain/tiny learnig_rate")
     assert "there is no option learnig_rate" in told
+    for line, mistyped, meant in [
+        ("num_stepz", "num_stepz", "num_steps"),
+        ("nbtrain/tiny num_step", "num_step", "num_steps"),
+        ("learning_rate val_num_task", "val_num_task", "val_num_tasks"),
+        ("epoch --method sft", "epoch", "epochs"),
+    ]:
+        told = shell.refuse(f"%train options {line}")
+        assert f"there is no option {mistyped}, did you mean {meant!r}?" in told
+        column = f"%train options {line}".index(mistyped) + 1
+        assert f"(line 1, column {column})" in told
+    told = shell.refuse("%train options zzzz nun_steps")
+    assert "there is no option zzzz; no base model is called 'zzzz'" in told
+    assert "did you mean 'num_steps'?" in told
+    told = shell.refuse("%train options nbtrain/tiny zzzz")
+    assert "there is no option zzzz, and nbtrain/tiny names the base model" in told
     shell.do("%train help sample")
     assert "--max-tokens N" in capsys.readouterr().out
     assert "did you mean 'sample'?" in shell.refuse("%train help smaple")
+
+
+@pytest.mark.parametrize("value", [5, ["a"], pd.DataFrame({"a": [1]}), b"x", None])
+def test_names_of_what_is_meant_by_no_word_are_refused_in_a_sentence(
+    shell: Shell, trained: Run, value: Any
+) -> None:
+    shell.ns["odd"] = value
+    for line in [
+        'sample $odd "x"', "export $odd x", "compare $odd $odd", "compare first $odd", "show $odd",
+        "cancel $odd", "help $odd", "options $odd", "options num_steps $odd", "datasets $odd",
+        "workloads $odd", "models $odd", "bundles $odd", "base-models $odd", "report first $odd",
+    ]:  # fmt: skip
+        result = shell.run(f"%train {line}")
+        assert isinstance(result.error_in_exec, NbtrainError), line
+        (lines,) = shell.tracebacks
+        assert not any("Traceback" in told for told in lines), line
+    assert "%train has no '$odd'" in shell.refuse("%train help $odd")
+
+
+def test_an_interrupted_line_is_told_in_a_word(
+    shell: Shell, trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    shell.ns["best"] = trained.best()
+    monkeypatch.setattr(Checkpoint, "generate", interrupted)
+    result = shell.run('%train sample $best "hello"')
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert shell.tracebacks == [["interrupted"]]
 
 
 def test_registered_things_are_listed(shell: Shell) -> None:

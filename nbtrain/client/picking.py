@@ -14,7 +14,7 @@ from nbtrain.client.new_folder import NewFolder
 from nbtrain.client.records import Checkpoint
 from nbtrain.errors import Problem, Refused, StoreError
 from nbtrain.report import checkpoint_table
-from nbtrain.report.checkpoint_table import CheckpointLine
+from nbtrain.report.checkpoint_table import CheckpointLine, more_told
 
 if TYPE_CHECKING:
     from nbtrain.client.run import Run
@@ -103,13 +103,13 @@ class CheckpointListing(Listing[Checkpoint]):
 
     def __repr__(self) -> str:
         lines, what, more = self._told()
-        rest = [f"and {more} more checkpoints"] if more else []
+        rest = [more_told(more)] if more else []
         shown = checkpoint_table.as_lines(lines, what, numbered=True)
         return "\n".join([self._head(), *shown, *rest])
 
     def _repr_html_(self) -> str:
         lines, what, more = self._told()
-        rest = f"<div>and {more} more checkpoints</div>" if more else ""
+        rest = f"<div>{more_told(more)}</div>" if more else ""
         table = checkpoint_table.as_html(lines, what, sizes=True, numbered=True)
         return f"<div>{self._head()}</div>{table}{rest}"
 

@@ -268,7 +268,8 @@ def told_settings(used: Mapping[str, Any]) -> str:
         parts.append(f"top_p {used['top_p']:g}")
     if heat and used["top_k"] > 0:
         parts.append(f"top_k {used['top_k']}")
-    parts.append(f"at most {used['max_tokens']:,} tokens")
+    most = used["max_tokens"]
+    parts.append(f"at most {most:,} token{'' if most == 1 else 's'}")
     if heat:
         last = used["seed"] + used["n"] - 1
         parts.append(f"seed {used['seed']}" + (f" to {last}" if used["n"] > 1 else ""))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.client import Run, default_client
@@ -102,7 +103,9 @@ def log(_: Any, refs: list[Any], line: ParsedLine) -> None:
     lines = _whole(line, "--lines")
     written: Any = find_run(refs[0]).log
     shown = written.shown.rstrip("\n").split("\n")
-    print("\n".join(shown[-(_LOG_LINES if lines is None else max(1, lines)) :]))
+    most = _LOG_LINES if lines is None else lines
+    for told in shown[max(0, len(shown) - most) :]:
+        print(told)
 
 
 def estimate(_: Any, refs: list[Any], __: ParsedLine) -> Any:
@@ -258,16 +261,35 @@ def options(_: Any, names: list[Any], line: ParsedLine) -> Any:
     supervised = _choice(line, "--method", METHODS) == "sft"
     table = FLAT if supervised else OPTIONS
     only = [name for name in names if isinstance(name, str) and name in table]
-    models = [name for name in names if name not in only]
-    if len(models) > 1:
-        told = f"there is no option {models[1]}, and {models[0]} names the base model"
-        where = line.rest[1 + names.index(models[1])].where
-        raise Refused([Problem("line", told, models[1], where=where)])
-    given = models[0] if models else client.base_models.list()[0].slug
-    model = client.base_models.get(given)._model
+    model = None
+    problems = []
+    for word, name in zip(line.rest[1:], names, strict=True):
+        if isinstance(name, str) and name in table:
+            continue
+        why = f", and {model.slug} names the base model" if model is not None else ""
+        if model is None:
+            try:
+                model = client.base_models.get(name)._model
+                continue
+            except NotFound as error:
+                if not isinstance(name, str) or "/" in name:
+                    raise
+                why = f"; {error}"
+        problems.append(_no_option(word, name, table, why))
+    if problems:
+        raise Refused(problems)
+    if model is None:
+        model = client.base_models.list()[0]._model
     if supervised:
         return OptionTable.supervised(model, only)
     return OptionTable(model_options(model, mode), model, mode, only)
+
+
+def _no_option(word: Word, name: Any, table: Iterable[str], why: str) -> Problem:
+    """The refusal of a word that is no option: the nearest one, else ``why`` it is nothing else."""
+    near = difflib.get_close_matches(name, [*table], n=1) if isinstance(name, str) else []
+    told = f"there is no option {word.text}" + (f", did you mean {near[0]!r}?" if near else why)
+    return Problem("line", told, word.text, where=word.where)
 
 
 def listing(name: str, first: Sequence[str], one: str = "get", **how: Any) -> Action:
@@ -278,7 +300,7 @@ def listing(name: str, first: Sequence[str], one: str = "get", **how: Any) -> Ac
 
     def action(_: Any, refs: list[Any], __: ParsedLine) -> Any:
         things = getattr(default_client(), name)
-        if refs and refs[0] != "list":
+        if refs and not (isinstance(refs[0], str) and refs[0] == "list"):
             return getattr(things, one)(refs[0], **how)
         return _for_reading(things.list().to_frame(), tuple(first))
 

@@ -100,6 +100,9 @@ def read_cell(text: CellText, names: Mapping[str, object]) -> Cell:
     into = _variable(line, problems)
     if line.has("--check") and not line.has("--dry-run"):
         problems.append(_check_alone(line.switches["--check"]))
+    if line.has("--dry-run"):
+        idle = [line.switches[name] for name in ("--wait", "--new") if line.has(name)]
+        problems += [_idle(word) for word in idle]
     try:
         body = source.parse(text.body, names=names, offset_lines=1, empty_ok=True, defer=True)
     except PlanRefused as error:
@@ -145,6 +148,11 @@ def _check_alone(word: Word) -> Problem:
     told = "--check needs --dry-run: together they run the start checks alone"
     hint = "A run that is started checks itself before its first update"
     return Problem("--check", told, where=word.where, hint=hint)
+
+
+def _idle(word: Word) -> Problem:
+    told = f"{word.flag} is stated with --dry-run, which starts nothing"
+    return Problem(word.flag or "line", told, where=word.where, hint="Leave one of the two out")
 
 
 def _place(line: ParsedLine, flag: str) -> Word:

@@ -24,13 +24,14 @@ def run_command(shell: Any, text: CellText) -> Any:
     if not line.rest and not line.problems and not line.values:
         print(USE)
         return None
-    if line.problems:
-        raise wrong_line(text, line.problems)
     word, *rest = line.rest or [Word("", len(text.magic) + 1)]
     verb = VERBS.get(word.text)
     if verb is None:
-        raise wrong_line(text, [unknown(word.text, word.where)])
-    problems = _misplaced(verb, word, rest, line)
+        raise wrong_line(text, line.problems or [unknown(word.text, word.where)])
+    problems = _misplaced(verb, text)
+    if line.problems:
+        raise wrong_line(text, problems)
+    problems += _miscounted(verb, word, rest)
     values = [_reference(item, names, problems) for item in rest]
     if problems:
         raise wrong_line(text, problems)
@@ -55,19 +56,21 @@ def wrong_line(text: CellText, problems: list[Problem]) -> CellRefused:
     return CellRefused(in_order(problems), text.whole)
 
 
-def _misplaced(verb: Verb, word: Word, rest: list[Word], line: ParsedLine) -> list[Problem]:
-    """Flags of other verbs, and too few or too many words."""
-    known = {flag.name for flag in verb.flags}
-    problems = [
-        Problem(name, f"%train {verb.name} has no flag {name}", where=given.where)
-        for name, given in line.values.items()
-        if name not in known
-    ]
-    if not verb.least <= len(rest) <= verb.most:
-        told = f"%train {verb.name} takes {verb.needs}, found {len(rest)} words"
-        at = rest[verb.most] if len(rest) > verb.most else (rest or [word])[-1]
-        problems.append(Problem("line", told, where=at.where))
-    return problems
+def _misplaced(verb: Verb, text: CellText) -> list[Problem]:
+    """What is wrong with the line's flags, those of other verbs included."""
+    whose = f"%train {verb.name}"
+    offset = len(text.magic)
+    return parse(text.line, verb.flags, offset=offset, positional=True, whose=whose).problems
+
+
+def _miscounted(verb: Verb, word: Word, rest: list[Word]) -> list[Problem]:
+    """Too few or too many words."""
+    if verb.least <= len(rest) <= verb.most:
+        return []
+    found = "1 word" if len(rest) == 1 else f"{len(rest)} words"
+    told = f"%train {verb.name} takes {verb.needs}, found {found}"
+    at = rest[verb.most] if len(rest) > verb.most else (rest or [word])[-1]
+    return [Problem("line", told, where=at.where)]
 
 
 def _placed(problem: Problem, line: ParsedLine) -> Problem:

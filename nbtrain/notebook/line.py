@@ -133,10 +133,12 @@ def parse(
     *,
     offset: int = 0,
     positional: bool = False,
+    whose: str = "",
 ) -> ParsedLine:
     """Read flags and words; everything wrong is collected in ``problems``.
 
-    ``positional`` allows words that belong to no flag.
+    ``positional`` allows words that belong to no flag. ``whose`` is what has the flags, where
+    that is to be told.
     """
     known = {flag.name: flag for flag in flags}
     words, problems = split(line, offset)
@@ -152,7 +154,7 @@ def parse(
             continue
         name = word.flag
         if name not in known:
-            parsed.problems.append(_unknown(word, list(known)))
+            parsed.problems.append(_unknown(word, list(known), whose))
         elif known[name].metavar is None:
             _switch(parsed, word)
         else:
@@ -186,11 +188,12 @@ def _value(parsed: ParsedLine, word: Word, flag: Flag, queue: list[Word]) -> Non
     parsed.values[flag.name] = given
 
 
-def _unknown(word: Word, known: list[str]) -> Problem:
+def _unknown(word: Word, known: list[str], whose: str) -> Problem:
     name = word.flag or word.text
     near = difflib.get_close_matches(name, known, n=1)
-    told = f"unknown flag {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
-    allowed = None if near else ", ".join(known)
+    told = f"{whose} has no flag {name}" if whose else f"unknown flag {name!r}"
+    told += f", did you mean {near[0]!r}?" if near else ""
+    allowed = None if near else ", ".join(known) or "no flags"
     return Problem(name, told, found=name, allowed=allowed, where=word.where)
 
 

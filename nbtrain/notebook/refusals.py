@@ -44,6 +44,13 @@ class CellError(NbtrainError, RuntimeError):
     """Any other error that nbtrain raises on purpose, told in a sentence."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A line or a cell was interrupted: one word, not where in nbtrain that was."""
+
+    def _render_traceback_(self) -> list[str]:
+        return ["interrupted"]
+
+
 def caret(problem: Problem, cell: str) -> list[str]:
     """The line the problem stands on and a caret under its column; nothing without a place.
 

@@ -72,7 +72,8 @@ def _registered(name: str, kind: Kind, text: str, do: Action) -> Verb:
 
 
 def _help(_: Any, names: list[Any], line: ParsedLine) -> None:
-    print(help_of(names[0], line) if names else overview())
+    # As typed: what stands behind a $name is no word of %train
+    print(help_of(line.rest[1].text, line) if names else overview())
 
 
 _MANY = 64

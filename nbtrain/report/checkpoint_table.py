@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from nbtrain.plan.memory import size
 
 __all__ = [
-    *("CheckpointLine", "as_html", "as_lines", "best_meaning", "extreme", "mark", "number"),
-    *("ranked", "scored"),
+    *("CheckpointLine", "as_html", "as_lines", "best_meaning", "extreme", "mark"),
+    *("more_told", "number", "ranked", "scored"),
 ]
 
 CELL = (
@@ -189,3 +189,8 @@ def best_meaning(*, loss: bool) -> str:
 
 def _mark_of(line: CheckpointLine) -> str:
     return mark(best=line.best, tie=line.tie, highest=line.highest, loss=line.loss is not None)
+
+
+def more_told(more: int) -> str:
+    """That so many checkpoints are not shown."""
+    return f"and {more} more checkpoint{'' if more == 1 else 's'}"

@@ -83,5 +83,5 @@ def _checkpoint_table(summary: RunSummary) -> str:
     shown, more = ranked(summary)
     if not shown:
         return ""
-    rest = f'<div style="{MUTED}">and {more} more checkpoints</div>' if more else ""
+    rest = f'<div style="{MUTED}">{checkpoint_table.more_told(more)}</div>' if more else ""
     return checkpoint_table.as_html(shown, score_of(summary)[0]) + rest

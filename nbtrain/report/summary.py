@@ -321,5 +321,5 @@ def as_text(summary: RunSummary) -> str:
     shown, more = ranked(summary)
     lines += checkpoint_table.as_lines(shown, score_of(summary)[0])
     if more:
-        lines.append(f"and {more} more checkpoints")
+        lines.append(checkpoint_table.more_told(more))
     return "\n".join(lines + summary.notes)
