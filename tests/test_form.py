@@ -316,7 +316,7 @@ def test_what_is_missing_is_no_fault_before_a_first_change(client: Client) -> No
         _ = made.plan
     batch.field.value = "4"
     made._look()
-    assert "refused: 1 problem" in made._state.value
+    assert "refused: 1 problem; nothing starts before it is mended" in made._state.value
     assert "workload is missing" in workload.beside.value
 
 
@@ -328,6 +328,14 @@ def test_a_button_tells_what_is_missing_as_a_refusal(client: Client, launched: l
     assert "refused: " in made._state.value
     assert "is missing" in made._output._result.value
     assert launched == []
+
+
+def test_the_cell_of_a_refused_plan_is_said_to_be_refused(client: Client) -> None:
+    made = nbtrain.panel("sums", options={"batch_size": 4000})
+    assert "a cell copied now is refused too" in made._state.value
+    assert "it is refused as it stands" in made._copy.value
+    made.set(batch_size=4)
+    assert "refused" not in made._copy.value
 
 
 def test_what_is_wrong_is_refused_at_once(client: Client) -> None:

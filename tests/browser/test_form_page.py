@@ -42,8 +42,22 @@ def test_a_refusal_stands_beside_its_field_and_a_mended_form_launches(
     assert abs(beside["y"] - field["y"]) < 30
     assert beside["x"] > field["x"] + field["width"]
     assert form.get_by_role("button", name="launch").is_disabled()
+    heading = form.get_by_role("button", name="optimization").bounding_box()
+    first = form.get_by_label("num_steps", exact=True).bounding_box()
+    assert first["y"] - heading["y"] - heading["height"] >= 6
     notebook.theme("dark")
     notebook.screenshot(tmp_path / "form-dark.png")
+    look = (
+        "one => { const { color, backgroundColor } = getComputedStyle(one);"
+        " return [color, backgroundColor]; }"
+    )
+    launch, dry_run = (form.get_by_role("button", name=name) for name in ("launch", "dry run"))
+    assert launch.evaluate(look) == dry_run.evaluate(look)
+    arrow = (
+        "one => { const { color, backgroundImage } = getComputedStyle(one);"
+        " return backgroundImage.includes(color); }"
+    )
+    assert form.locator("select").first.evaluate(arrow), "an arrow in the colour of the text"
 
     batch.fill("2")
     notebook.wait_text(1, "nothing is refused")

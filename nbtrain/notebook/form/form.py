@@ -285,7 +285,9 @@ class Form:
         for group in self._groups:
             group.tell(outcome, draft.texts, model)
         self._expected.value = page.expected(outcome)
-        self._copy.value = page.cell_box(self._text(draft, outcome.method))
+        self._copy.value = page.cell_box(
+            self._text(draft, outcome.method), refused=outcome.refusal is not None
+        )
         for name in ("dry run", "start checks", "launch"):
             self._button[name].disabled = bool(outcome.refused) and not (
                 name == "start checks" and self._checking is not None

@@ -30,7 +30,14 @@ STYLE = """<style>
 .nbtrain-form .nbtrain-bad input, .nbtrain-form .nbtrain-bad select
   {box-shadow: inset 0 0 0 1px var(--jp-error-color1, #b3261e)}
 .nbtrain-form .nbtrain-value {font-variant-numeric: tabular-nums}
-.nbtrain-form .nbtrain-group button {text-align: left; width: 100%; font-weight: 600}
+.nbtrain-form .widget-dropdown > select {background-repeat: no-repeat; background-size: 5px 5px;
+  background-position: right 11px center, right 6px center;
+  background-image: linear-gradient(45deg, transparent 50%, currentColor 50%),
+    linear-gradient(-45deg, transparent 50%, currentColor 50%)}
+.nbtrain-form button:disabled {cursor: default; color: var(--jp-ui-font-color1);
+  background: var(--jp-layout-color2)}
+.nbtrain-form button.nbtrain-group {text-align: left; font-weight: 600}
+.nbtrain-form button.nbtrain-group.mod-active {box-shadow: none; margin-bottom: 8px}
 .nbtrain-form ul {margin: 2px 0; padding-left: 18px}
 .nbtrain-form textarea {width: 100%; box-sizing: border-box; background: var(--jp-layout-color1);
   color: inherit; border: 1px solid var(--jp-border-color1, gray);
@@ -90,6 +97,8 @@ def state(outcome: Outcome) -> str:
     missing = lines([f"choose {choose}"], "") if choose else ""
     if count:
         head = f"refused: {count} problem{'s' if count > 1 else ''}"
+        mended = "all are" if count > 1 else "it is"
+        head += f"; nothing starts before {mended} mended, and a cell copied now is refused too"
         return lines([head], "nbtrain-refused") + refusals(outcome.general) + missing
     if missing:
         return missing
@@ -163,21 +172,22 @@ def _rate(rate: float) -> str:
     return show(float(f"{rate:.3g}"))
 
 
-def cell_box(text: str) -> str:
-    """A button that copies the text of a cell and says so.
+def cell_box(text: str, *, refused: bool = False) -> str:
+    """A button that copies the text of a cell and says so, and that the cell is ``refused``.
 
     Where the page may not write to the clipboard, the text is shown, selected.
     """
     rows = text.count("\n") + 1
+    more = "; it is refused as it stands" if refused else ""
     return (
         '<button class="jupyter-button widget-button" style="width:auto" '
-        'title="the same plan as a %%train cell" onclick="'
+        f'title="the same plan as a %%train cell{more}" onclick="'
         "const said = this.nextElementSibling, box = said.nextElementSibling; "
         "const shown = () => {box.hidden = false; box.focus(); box.select(); "
         "return document.execCommand('copy');}; "
         "(navigator.clipboard ? navigator.clipboard.writeText(box.value) : Promise.reject())"
         ".then(() => true, shown).then(done => {"
-        "said.textContent = done ? 'copied' : 'selected: copy it from here';})"
+        f"said.textContent = (done ? 'copied' : 'selected: copy it from here') + '{more}';}})"
         '">copy as cell</button> <span class="nbtrain-muted" role="status"></span>'
         f'<textarea readonly hidden rows="{rows}" cols="80" aria-label="the same as a cell" '
         f'onfocus="this.select()">{html.escape(text)}</textarea>'
