@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from IPython.core.displaypub import CapturingDisplayPublisher
@@ -10,6 +13,15 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets.config import Config
 
 from nbtrain.notebook.refusals import CellRefused
+
+
+def interrupting() -> SimpleNamespace:
+    """A ``time`` module in whose first pause a person interrupts."""
+
+    def sleep(_: float) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    return SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
 
 
 class Shell:

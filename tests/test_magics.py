@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import stored
-from shells import Shell
+from shells import Shell, interrupting
 
-from nbtrain.client import Client, Detached, Run, default_client
+from nbtrain.client import Client, Detached, Run, default_client, waiting
 from nbtrain.notebook.refusals import CellError
 from nbtrain.plan.phases import Phase
 
@@ -265,8 +263,10 @@ def test_wait_fails_the_cell_when_the_run_failed(
     assert "killed by signal 9" in shell.bundles[-1]["text/plain"]
 
 
-def test_interrupting_the_wait_detaches(shell: Shell, launched: list[Run]) -> None:
-    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+def test_interrupting_the_wait_detaches(
+    shell: Shell, launched: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "time", interrupting())
     result = shell.run(FIRST.replace("--into", "--wait --into"))
     assert isinstance(result.error_in_exec, Detached)
     (lines,) = shell.tracebacks

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -16,8 +14,9 @@ from typing import Any
 
 import pytest
 import stored
+from shells import interrupting
 
-from nbtrain.client import Client, Detached, NotBuiltYet, NoWeightChanged, Run, tables
+from nbtrain.client import Client, Detached, NotBuiltYet, NoWeightChanged, Run, tables, waiting
 from nbtrain.errors import NotFound, RunEnded, StoreError
 from nbtrain.plan.phases import Phase
 from nbtrain.processes import process_identity
@@ -188,9 +187,9 @@ def test_a_run_without_an_update_says_that_no_weight_changed(run: Run) -> None:
     assert repr(run).splitlines()[0].count("no weight changed") == 1
 
 
-def test_an_interrupt_only_stops_the_waiting(run: Run) -> None:
+def test_an_interrupt_only_stops_the_waiting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     stored.train(run)
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    monkeypatch.setattr(waiting, "time", interrupting())
     with pytest.raises(Detached, match=r"goes on in the background.*run\.cancel\(\)"):
         run.wait(timeout=20)
     assert run.status == "running"

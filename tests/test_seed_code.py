@@ -118,7 +118,10 @@ def test_a_descriptor_s_code_runs_as_it_stands(
     for descriptor in (json.loads(descriptors.SUPERVISED), tmp_path / "run.json"):
         exec(DESCRIPTOR, {"Client": Client, "descriptor": descriptor})
     first, frame, started, *again = capsys.readouterr().out.splitlines()
-    assert first == "sft 1 stated []"
+    assert first.startswith(
+        "sft 1 stated ['execution.saveEvery 20 saves nothing before the end, at"
+    )
+    assert "keepAdapters 4 changes nothing" in first
     assert int(frame.split()[0]) > 35
     assert started.split() == [launched[0].id, frame.split()[1], "0"]
     assert again[-1].split() == [launched[1].id, frame.split()[1], "1"]
