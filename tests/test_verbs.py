@@ -292,7 +292,7 @@ def test_an_interrupted_line_is_told_in_a_word(
     shell.ns["best"] = trained.best()
     monkeypatch.setattr(Checkpoint, "generate", interrupted)
     result = shell.run('%train sample $best "hello"')
-    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert type(result.error_in_exec) is KeyboardInterrupt
     assert shell.tracebacks == [["interrupted"]]
 
 

@@ -19,7 +19,7 @@ from nbtrain.notebook.dry_run import dry_run
 from nbtrain.notebook.flags import help_text
 from nbtrain.notebook.launching import start
 from nbtrain.notebook.names import Names
-from nbtrain.notebook.refusals import CellError, CellRefused, Interrupted
+from nbtrain.notebook.refusals import CellError, CellRefused, interrupted
 from nbtrain.notebook.verbs import overview
 from nbtrain.plan import small
 
@@ -38,7 +38,7 @@ def _told_briefly(magic: Callable[..., Any]) -> Callable[..., Any]:
         except NbtrainError as error:
             raise CellError(str(error)) from None
         except KeyboardInterrupt:
-            raise Interrupted from None
+            raise interrupted() from None
 
     return quiet
 

@@ -44,11 +44,14 @@ class CellError(NbtrainError, RuntimeError):
     """Any other error that nbtrain raises on purpose, told in a sentence."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """A line or a cell was interrupted: one word, not where in nbtrain that was."""
+def interrupted() -> KeyboardInterrupt:
+    """The interrupt of a line or a cell, shown in one word and not by where in nbtrain that was.
 
-    def _render_traceback_(self) -> list[str]:
-        return ["interrupted"]
+    It stays a ``KeyboardInterrupt``, by which name programs that execute notebooks know it.
+    """
+    error = KeyboardInterrupt()
+    error._render_traceback_ = lambda: ["interrupted"]  # type: ignore[attr-defined]
+    return error
 
 
 def caret(problem: Problem, cell: str) -> list[str]:
