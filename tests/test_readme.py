@@ -51,7 +51,8 @@ def test_an_agent_of_your_own(shell: Shell) -> None:
 
 def test_the_first_cell(shell: Shell) -> None:
     told = checked(shell, block("--name first"))
-    assert "60" in told
+    assert "plan first" in told
+    assert "step 0 to 60" in told or "60 steps" in told
 
 
 def test_supervised_runs(shell: Shell, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from nbtrain.client.dataset_rows import DatasetRow, RowPage
 from nbtrain.client.listing import Listing, Unreadable, readable
 from nbtrain.client.parts import Part
 from nbtrain.errors import Problem, Refused
-from nbtrain.plan.fields import describe, plain, span
+from nbtrain.plan.fields import counted, describe, plain, span
 
 if TYPE_CHECKING:
     from nbtrain.catalog import BaseModel
@@ -287,8 +287,7 @@ def _number_problems(bounds: Bounds) -> list[Problem]:
 def _title(dataset: Dataset, rows: list[DatasetRow], search: str | None) -> str:
     name = dataset.name or dataset.dataset_id[:12]
     if search is not None:
-        count = len(rows)
-        return f"{count:,} row{'' if count == 1 else 's'} of {name} with {search!r}"
+        return f"{counted(len(rows), 'row')} of {name} with {search!r}"
     if not rows:
         return f"no rows of {name} there; it has {dataset.rows:,}"
     return f"rows {rows[0].index:,} to {rows[-1].index:,} of {dataset.rows:,} of {name}"

@@ -13,6 +13,7 @@ from nbtrain.client.listing import Listing
 from nbtrain.client.new_folder import NewFolder
 from nbtrain.client.records import Checkpoint
 from nbtrain.errors import Problem, Refused, StoreError
+from nbtrain.plan.fields import counted
 from nbtrain.report import checkpoint_table
 from nbtrain.report.checkpoint_table import CheckpointLine, more_told
 
@@ -96,7 +97,7 @@ class CheckpointListing(Listing[Checkpoint]):
 
     def _head(self) -> str:
         """How many there are, and where the best one stands."""
-        count = f"{len(self)} checkpoint{'' if len(self) == 1 else 's'}"
+        count = counted(len(self), "checkpoint")
         best = tables.best(self.items)
         at = next((n for n, each in enumerate(self.items) if each is best), None)
         return count if at is None else f"{count} by step, the best is [{at}]"

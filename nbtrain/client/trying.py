@@ -13,7 +13,7 @@ from nbtrain.client.listing import Listing
 from nbtrain.client.records import Checkpoint
 from nbtrain.client.warm import WarmProcess, kept
 from nbtrain.errors import NbtrainError, Problem, Refused
-from nbtrain.plan.fields import Option, check, describe
+from nbtrain.plan.fields import Option, check, counted, describe
 from nbtrain.plan.options import OPTIONS
 from nbtrain.plan.resolved import ResolvedPlan
 from nbtrain.report.samples import ReplyView, SamplesView, samples_html, samples_text
@@ -268,8 +268,7 @@ def told_settings(used: Mapping[str, Any]) -> str:
         parts.append(f"top_p {used['top_p']:g}")
     if heat and used["top_k"] > 0:
         parts.append(f"top_k {used['top_k']}")
-    most = used["max_tokens"]
-    parts.append(f"at most {most:,} token{'' if most == 1 else 's'}")
+    parts.append(f"at most {counted(used['max_tokens'], 'token')}")
     if heat:
         last = used["seed"] + used["n"] - 1
         parts.append(f"seed {used['seed']}" + (f" to {last}" if used["n"] > 1 else ""))

@@ -12,6 +12,7 @@ from nbtrain.notebook.line import ParsedLine, Word, parse
 from nbtrain.notebook.names import Names
 from nbtrain.notebook.refusals import CellRefused
 from nbtrain.notebook.verbs import FLAGS, USE, VERBS, Verb, unknown
+from nbtrain.plan.fields import counted
 from nbtrain.plan.source import in_order
 
 __all__ = ["run_command", "wrong_line"]
@@ -67,7 +68,7 @@ def _miscounted(verb: Verb, word: Word, rest: list[Word]) -> list[Problem]:
     """Too few or too many words."""
     if verb.least <= len(rest) <= verb.most:
         return []
-    found = "1 word" if len(rest) == 1 else f"{len(rest)} words"
+    found = counted(len(rest), "word")
     told = f"%train {verb.name} takes {verb.needs}, found {found}"
     at = rest[verb.most] if len(rest) > verb.most else (rest or [word])[-1]
     return [Problem("line", told, where=at.where)]

@@ -139,6 +139,13 @@ def show(value: Any) -> str:
     return str(value)
 
 
+def counted(number: float, what: str) -> str:
+    """A whole number and its noun, in the plural where it must be: ``1 row``, ``1,024 replies``."""
+    if number == 1:
+        return f"1 {what}"
+    return f"{number:,.0f} {f'{what[:-1]}ies' if what.endswith('y') else f'{what}s'}"
+
+
 def describe(value: object) -> str:
     """What was found, in a few words that fit a sentence."""
     if value is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nbtrain.plan.fields import show
+from nbtrain.plan.fields import counted, show
 from nbtrain.plan.memory import WARN_SHARE, size
 from nbtrain.plan.preflight import about, duration
 from nbtrain.plan.registry import BaseModelInfo
@@ -114,7 +114,7 @@ class SupervisedEstimate(Told):
 
     def sentences(self) -> list[str]:
         """What is known, a sentence each."""
-        rows = f"{show(self.rows)} row" + ("" if self.rows == 1 else "s")
+        rows = counted(self.rows, "row")
         if self.smoke:
             told = [f"{self._of_updates} on {rows}; ends when they are learned"]
         else:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from nbtrain.plan.fields import counted
 from nbtrain.plan.memory import size
 
 __all__ = [
@@ -193,4 +194,4 @@ def _mark_of(line: CheckpointLine) -> str:
 
 def more_told(more: int) -> str:
     """That so many checkpoints are not shown."""
-    return f"and {more} more checkpoint{'' if more == 1 else 's'}"
+    return f"and {counted(more, 'more checkpoint')}"

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from nbtrain.plan.fields import counted
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -151,4 +153,4 @@ def _led(samples: str) -> str:
 
 
 def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}" if number else ""
+    return counted(number, what) if number else ""

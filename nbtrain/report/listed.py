@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nbtrain.plan.fields import counted
 from nbtrain.report.summary import clock
 
 __all__ = ["listed_html"]
@@ -37,7 +38,7 @@ def listed_html(
         + "</tr>"
         for row in rows
     )
-    count = f"{total:,} {what}{'' if total == 1 else 's'}"
+    count = counted(total, what)
     left = total - len(rows)
     more = f"<div>… {left:,} more</div>" if left > 0 else ""
     table = (

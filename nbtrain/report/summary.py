@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from nbtrain.plan.fields import counted
 from nbtrain.report import checkpoint_table, supervised
 from nbtrain.report.checkpoint_table import CheckpointLine, number
 from nbtrain.report.series import first_and_last
@@ -203,18 +204,14 @@ def counts(summary: RunSummary) -> str:
 
 def amounts(summary: RunSummary) -> str:
     """Updates, trajectories and tokens in one line."""
-    parts = [_counted(summary.updates_applied, "update")]
+    parts = [counted(summary.updates_applied, "update")]
     if summary.supervised is None:
         many = "trajectory" if summary.attempted == 1 else "trajectories"
         told = f"{summary.attempted:,} {many}, {summary.graded:,} graded"
         parts.append(told + (f", {summary.cut:,} cut off" if summary.cut else ""))
     if summary.output_tokens:
-        parts.append(_counted(summary.output_tokens, "token"))
+        parts.append(counted(summary.output_tokens, "token"))
     return " · ".join(parts)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def progress_line(summary: RunSummary) -> str:

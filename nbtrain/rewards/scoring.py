@@ -21,6 +21,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from nbtrain.plan.fields import counted
 from nbtrain.rewards.builtins import BuiltIn
 from nbtrain.rewards.contract import GradeRequest, Outcome, RewardTerm
 from nbtrain.rewards.forms import Form, faces
@@ -249,19 +250,15 @@ def _judge_group(term: RewardTerm, value: Any, count: int) -> list[Outcome]:
     name = term.name
     if hasattr(value, "tolist") and getattr(value, "shape", None) != ():
         value = _listed(value)  # NumPy arrays, tensors and Series
-    wanted = _counted(count, "completion")
+    wanted = counted(count, "completion")
     if not isinstance(value, (list, tuple)):
         text = f"reward {name!r} returned {_shown(value)} for {wanted}"
-        expected = f"where a list of {_counted(count, 'number')} is expected"
+        expected = f"where a list of {counted(count, 'number')} is expected"
         return [Outcome("type", error=f"{text}, {expected}")] * count
     if len(value) != count:
-        text = f"reward {name!r} returned {_counted(len(value), 'value')} for {wanted}"
+        text = f"reward {name!r} returned {counted(len(value), 'value')} for {wanted}"
         return [Outcome("length", error=text)] * count
     return [judge(name, item, number) for number, item in enumerate(value)]
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _listed(value: Any) -> Any:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from nbtrain.plan.fields import counted
 from nbtrain.rollout.budgets import Budgets
 from nbtrain.rollout.grading import apply_grades, grade_request, time_for_grading
 from nbtrain.rollout.lane import Decode, Grader, Lane, Spent
@@ -125,7 +126,7 @@ class Flight:
         by_stage = Counter(rollout.stage for rollout in self._rollouts.values())
         words = [f"{by_stage[stage]} {what}" for stage, what in _STAGES.items() if by_stage[stage]]
         groups = len(self._grading)
-        words += [f"{groups} group{'' if groups == 1 else 's'} being graded"] if groups else []
+        words += [f"{counted(groups, 'group')} being graded"] if groups else []
         return ", ".join(words) or "nothing in flight"
 
     def take_spent(self) -> Spent:

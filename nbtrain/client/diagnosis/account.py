@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nbtrain.client.diagnosis.facts import Facts, counted, figure, mean
+from nbtrain.client.diagnosis.facts import Facts, figure, mean
+from nbtrain.plan.fields import counted
 from nbtrain.report.findings import Finding
 
 _PARTS = ("sampling", "grading", "environment", "waiting", "loss", "validation", "saving")

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from nbtrain.client.diagnosis.facts import OVER, Facts, counted
+from nbtrain.client.diagnosis.facts import OVER, Facts
+from nbtrain.plan.fields import counted
 from nbtrain.report.findings import Finding
 from nbtrain.store import Row
 

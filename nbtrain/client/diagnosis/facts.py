@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.client.readings import SFT
 from nbtrain.errors import Refused
+from nbtrain.plan.fields import counted
 from nbtrain.plan.phases import Phase
 from nbtrain.store import Row, trajectory_ref
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from nbtrain.jobs.liveness import Liveness
     from nbtrain.store import Store, StoredRun
 
-__all__ = ["OVER", "RECENT", "Facts", "counted", "gather", "the_last"]
+__all__ = ["OVER", "RECENT", "Facts", "gather", "the_last"]
 
 OVER = ("CANCELLED", "STALE")
 """Endings of trajectories that were cut off, and say nothing of themselves."""
@@ -162,13 +163,6 @@ def figure(step: Row, name: str) -> Any:
     if name in step:
         return step[name]
     return (step.get("metrics") or {}).get(name)
-
-
-def counted(number: float, what: str) -> str:
-    """A number and a word, in the plural where it must be."""
-    if number == 1:
-        return f"1 {what}"
-    return f"{number:,.0f} {f'{what[:-1]}ies' if what.endswith('y') else f'{what}s'}"
 
 
 def the_last(number: int, what: str) -> str:

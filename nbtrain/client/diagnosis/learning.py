@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from nbtrain.client.diagnosis.facts import Facts, counted, mean, the_last
+from nbtrain.client.diagnosis.facts import Facts, mean, the_last
+from nbtrain.plan.fields import counted
 from nbtrain.plan.options import OPTIONS
 from nbtrain.report.findings import Finding
 from nbtrain.report.series import first_and_last

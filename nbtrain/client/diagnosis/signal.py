@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from nbtrain.client.diagnosis.facts import Facts, counted, figure, the_last
+from nbtrain.client.diagnosis.facts import Facts, figure, the_last
+from nbtrain.plan.fields import counted
 from nbtrain.report.findings import Finding
 from nbtrain.store import Row
 

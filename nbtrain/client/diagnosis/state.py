@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbtrain.client.diagnosis.facts import Facts, counted
+from nbtrain.client.diagnosis.facts import Facts
 from nbtrain.client.readings import SFT
+from nbtrain.plan.fields import counted
 from nbtrain.plan.phases import Phase, Status, status_of
 from nbtrain.report.findings import Finding
 from nbtrain.report.summary import span

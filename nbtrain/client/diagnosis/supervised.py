@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from nbtrain.client.diagnosis import learning
-from nbtrain.client.diagnosis.facts import Facts, counted, figure, mean, the_last
+from nbtrain.client.diagnosis.facts import Facts, figure, mean, the_last
 from nbtrain.client.diagnosis.learning import trend
+from nbtrain.plan.fields import counted
 from nbtrain.report.findings import Finding
 from nbtrain.report.series import first_and_last
 from nbtrain.store import Row
